@@ -1,0 +1,1 @@
+"""Speech in: voice activity, streaming recognition, and the recognisers."""

@@ -1,0 +1,1 @@
+"""The language models that write the reply."""

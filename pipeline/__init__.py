@@ -1,0 +1,1 @@
+"""The conversation: turn machine, session, scheduling, settings, weights and the command line."""

@@ -1,0 +1,103 @@
+"""The scheduler's shell: one model, one thread, futures for those who wait.
+
+All bookkeeping happens on the event loop; the thread only ever runs the model. A caller that is cancelled
+while its work waits never reaches the model; while the model computes it, the result is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from .scheduler import Scheduler, Work
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Dropped(Exception):
+    """Droppable work went stale before the model was free for it."""
+
+
+class Worker(Generic[In, Out]):
+    """Runs `run(batch)` on its own thread, in the scheduler's order.
+
+    run: blocking; takes a list of payloads and returns as many results, or raises for all of them. A result
+        that is itself an Exception is raised for its own caller only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Sequence[In]], Sequence[Out | Exception]],
+        *,
+        max_batch: int = 1,
+        capacity: int = 256,
+    ) -> None:
+        self.name = name
+        self._run = run
+        self._scheduler: Scheduler[In] = Scheduler(max_batch=max_batch, capacity=capacity)
+        self._futures: dict[int, asyncio.Future[Out]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"antiphon-{name}")
+        self._running: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """How much work waits."""
+        return len(self._scheduler)
+
+    async def submit(
+        self, payload: In, *, owner: str, deadline: float, bucket: int = 0, droppable: bool = False
+    ) -> Out:
+        """The model's result for this payload.
+
+        deadline: on the event loop's clock. Raises Overloaded when the queue is full, Dropped when the work
+        was droppable and went stale, and what the model raised. Cancelling takes waiting work out of the queue.
+        """
+        work = Work(payload, owner, deadline, bucket, droppable)
+        self._scheduler.add(work)
+        future = self._futures[id(work)] = asyncio.get_running_loop().create_future()
+        if self._running is None:
+            self._running = asyncio.create_task(self._drain(), name=f"worker-{self.name}")
+        try:
+            return await future
+        finally:
+            self._futures.pop(id(work), None)
+            self._scheduler.remove(work)
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                batch, stale = self._scheduler.next_batch(loop.time())
+                for work in stale:
+                    self._settle(work, Dropped())
+                if not batch:
+                    return
+                try:
+                    results = await loop.run_in_executor(self._thread, self._run, [w.payload for w in batch])
+                except Exception as error:
+                    results = [error] * len(batch)
+                for work, result in zip(batch, results, strict=True):
+                    self._settle(work, result)
+        finally:
+            self._running = None
+
+    def _settle(self, work: Work[In], result: Out | Exception) -> None:
+        future = self._futures.get(id(work))
+        if future is None or future.done():
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    async def aclose(self) -> None:
+        """Fail what waits, let the running batch end, stop the thread. Idempotent."""
+        for future in list(self._futures.values()):
+            future.cancel()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Speech out: cutting text into clauses, making it speakable, and the voices."""
