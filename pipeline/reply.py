@@ -1,0 +1,303 @@
+"""One answer, from the prompt to paced audio: the visible chain.
+
+    think: language model -> clauses  ─▶  speak: voice -> PCM  ─▶  gate  ─▶  play: paced, to the outbox
+
+The three run side by side with short bounded queues between them, so a reply behind a shut gate works ahead
+by a clause or two and then waits. Nothing leaves before `release`. `cancel` is immediate for the client (what
+was not sent is flushed, the closing events follow at once) while the engines are freed in the task's own
+unwinding; nothing of a closed reply reaches the client any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..llm.base import ChatModel, ChatRequest
+from ..tts.base import Synthesizer, Voice
+from ..tts.text import Clause, Clauses
+from .conversation import Conversation
+from .errors import AntiphonError, BadRequest, EngineFailed
+from .events import (
+    CancelReason,
+    Item,
+    OutputAudio,
+    OutputDone,
+    OutputStarted,
+    OutputText,
+    Part,
+    Response,
+    ResponseDone,
+    ResponseStarted,
+    Samples,
+    Usage,
+)
+from .metrics import TurnTrace
+from .outbox import Outbox
+from .playback import Playback, Spoken
+
+PIECE = 0.1
+"""Seconds of audio in one output event: short enough to pace and to flush, long enough to be cheap."""
+
+AUDIO_TOKENS_PER_SECOND = 20
+"""OpenAI bills an assistant's audio at one token per 50 ms; we report usage in the same unit."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Sound:
+    """A chunk of the voice, or a clause without sound; `text` stands with the first chunk of its clause."""
+
+    text: str
+    samples: Samples | None
+
+
+class Reply:
+    """One revision's answer.
+
+    request: the prompt. trace: filled in as stages are reached, in ms after `since` (event loop time).
+    conversation: gets the item at release, when the response belongs to it.
+    ended: called once, when a released reply has ended by itself.
+    """
+
+    def __init__(
+        self,
+        revision: int,
+        response: Response,
+        item_id: str,
+        request: ChatRequest,
+        *,
+        chat: ChatModel,
+        synthesizer: Synthesizer,
+        voice: Voice,
+        outbox: Outbox,
+        conversation: Conversation,
+        lead: float,
+        trace: TurnTrace,
+        since: float,
+        ended: Callable[[Reply], None],
+    ) -> None:
+        self.revision = revision
+        self.response = response
+        self.trace = trace
+        self.released = False
+        self.closed = False
+        self.task: asyncio.Task[None] | None = None
+        kind = "output_audio" if response.modality == "audio" else "output_text"
+        self._item = Item(item_id, role="assistant", parts=(Part(kind, ""),), status="in_progress")
+        self._previous: str | None = None
+        self._request = request
+        self._chat = chat
+        self._synthesizer = synthesizer
+        self._voice = voice
+        self._outbox = outbox
+        self._conversation = conversation
+        self._lead = lead
+        self._since = since
+        self._ended = ended
+        self._gate = asyncio.Event()
+        self._clauses: asyncio.Queue[Clause | None] = asyncio.Queue(4)
+        self._sounds: asyncio.Queue[_Sound | None] = asyncio.Queue(8)
+        self._playback = Playback()
+        self._spoken: list[Spoken] = []
+        self._text = ""
+        self._usage: Usage | None = None
+        self._cut_short = False
+        self._now = asyncio.get_running_loop().time
+        self._started = self._now()
+
+    # --- what the session does with it ------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Open the gate: the response exists for the client from here on."""
+        self.released = True
+        self._stamp("gate_open")
+        self._outbox.put(ResponseStarted(self.response))
+        self._previous = self._conversation.last_id
+        if self.response.in_conversation:
+            self._previous = self._conversation.add(self._item)
+        self._outbox.put(
+            OutputStarted(self.response.id, self._item, self._previous, self.response.in_conversation)
+        )
+        self._gate.set()
+
+    def cancel(self, reason: CancelReason) -> float:
+        """Stop it. Returns the milliseconds of work thrown away when it was still behind the gate.
+
+        The engines are free when `task` is done. Idempotent.
+        """
+        if self.closed:
+            return 0.0
+        wasted = 0.0
+        if self.released:
+            heard = self._playback.position(self._now())
+            self._outbox.flush(self.response.id)
+            self._finish(
+                "cancelled", reason="turn_detected" if reason == "turn_detected" else "client_cancelled"
+            )
+            if self.response.modality == "audio" and self.response.in_conversation and self._spoken:
+                self._conversation.truncate(self._item.id, heard)
+        else:
+            wasted = (self._now() - self._started) * 1000
+        self.closed = True
+        if self.task is not None:
+            self.task.cancel()
+        return wasted
+
+    async def run(self) -> None:
+        """Think, speak and play to the end. Cancelling frees the engines before it returns."""
+        error: AntiphonError | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self.response.modality == "text":
+                    group.create_task(self._write())
+                else:
+                    group.create_task(self._think())
+                    group.create_task(self._speak())
+                    group.create_task(self._play())
+        except* AntiphonError as failures:
+            error = next(e for e in _leaves(failures) if isinstance(e, AntiphonError))
+        except* Exception as failures:
+            log.error("a reply failed", exc_info=failures)
+            error = EngineFailed("the reply could not be made; the server's log has the reason")
+        if error is not None:
+            await self._gate.wait()
+        if not self.closed:
+            if error is not None:
+                self._finish("failed", error=error)
+            elif self._cut_short:
+                self._finish("incomplete", reason="max_output_tokens")
+            else:
+                self._finish("completed")
+            self._ended(self)
+
+    # --- the chain --------------------------------------------------------------------------------------
+
+    async def _think(self) -> None:
+        clauses = Clauses()
+        async with aclosing(self._deltas()) as deltas:
+            async for text in deltas:
+                for clause in clauses.push(text):
+                    await self._clauses.put(clause)
+        for clause in clauses.flush():
+            await self._clauses.put(clause)
+        await self._clauses.put(None)
+
+    async def _write(self) -> None:
+        """The whole chain of a text response."""
+        async with aclosing(self._deltas()) as deltas:
+            async for text in deltas:
+                await self._gate.wait()
+                self._say(text)
+
+    async def _deltas(self) -> AsyncGenerator[str, None]:
+        """The model's text. When the prompt is too long, the oldest half of the conversation is left out."""
+        request = self._request
+        while True:
+            try:
+                async with self._chat.stream(request) as deltas:
+                    async for delta in deltas:
+                        if delta.text:
+                            self._stamp("first_token")
+                            yield delta.text
+                        if delta.finish_reason is not None:
+                            self._cut_short = delta.finish_reason == "length"
+                            self._usage = delta.usage or self._usage
+                return
+            except BadRequest as refusal:
+                head = [m for m in request.messages[:1] if m.role == "system"]
+                rest = request.messages[len(head) :]
+                if refusal.code != "context_length_exceeded" or len(rest) < 2:
+                    raise
+                request = replace(request, messages=[*head, *rest[(len(rest) + 1) // 2 :]])
+
+    async def _speak(self) -> None:
+        while (clause := await self._clauses.get()) is not None:
+            self._stamp("first_clause")
+            text = clause.text
+            if clause.speech:
+                deadline = self._now() + self._playback.wait(self._now(), 0.0)
+                async with self._synthesizer.synthesize(
+                    clause.speech, self._voice, owner=self._request.owner, deadline=deadline
+                ) as chunks:
+                    async for samples in chunks:
+                        self._stamp("first_audio")
+                        await self._sounds.put(_Sound(text, samples))
+                        text = ""
+            if text:
+                await self._sounds.put(_Sound(text, None))
+        await self._sounds.put(None)
+
+    async def _play(self) -> None:
+        await self._gate.wait()
+        rate = self._synthesizer.sample_rate
+        size = int(PIECE * rate)
+        while (sound := await self._sounds.get()) is not None:
+            if sound.text:
+                self._say(sound.text)
+                self._spoken.append(Spoken(sound.text, self._playback.sent, self._playback.sent))
+            if sound.samples is None:
+                continue
+            for at in range(0, len(sound.samples), size):
+                await self._send(sound.samples[at : at + size], rate)
+
+    async def _send(self, piece: Samples, rate: int) -> None:
+        if wait := self._playback.wait(self._now(), self._lead):
+            await asyncio.sleep(wait)
+        start = self._playback.sent
+        await self._outbox.put_audio(OutputAudio(self.response.id, self._item.id, piece, rate, start))
+        self._stamp("first_audio_sent")
+        self._playback.add(self._now(), len(piece) / rate)
+        self._spoken[-1] = replace(self._spoken[-1], end=self._playback.sent)
+
+    # --- what the client is told ------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if not self.closed:
+            self._text += text
+            self._outbox.put(OutputText(self.response.id, self._item.id, self.response.modality, text))
+
+    def _finish(
+        self,
+        status: Literal["completed", "cancelled", "failed", "incomplete"],
+        *,
+        reason: Literal["turn_detected", "client_cancelled", "max_output_tokens"] | None = None,
+        error: AntiphonError | None = None,
+    ) -> None:
+        """Close the response for the client and the conversation. Only after `release`, and once."""
+        self.closed = True
+        usage = self._usage or Usage()
+        usage = replace(usage, output_audio_tokens=round(self._playback.sent * AUDIO_TOKENS_PER_SECOND))
+        self._item = replace(
+            self._item,
+            status="completed" if status == "completed" else "incomplete",
+            parts=(replace(self._item.parts[0], text=self._text),),
+        )
+        if self.response.in_conversation:
+            self._conversation.update(self._item, self._spoken)
+        self._outbox.put(
+            OutputDone(self.response.id, self._item, self._previous, self.response.in_conversation)
+        )
+        self.response = replace(
+            self.response, status=status, reason=reason, error=error, output=(self._item,), usage=usage
+        )
+        self._outbox.put(ResponseDone(self.response))
+        self.trace.status = status
+        self.trace.reply = self._text
+
+    def _stamp(self, stage: str) -> None:
+        """The first time a stage is reached, in ms after the end of speech."""
+        if getattr(self.trace, stage) is None:
+            setattr(self.trace, stage, (self._now() - self._since) * 1000)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

@@ -1,0 +1,263 @@
+"""The turn machine: lists of events, and seeded random walks against its invariants."""
+
+import random
+
+import pytest
+
+from antiphon.pipeline.events import (
+    Action,
+    Cancel,
+    ClientAsked,
+    ClientCancelled,
+    ClientCleared,
+    ClientCommitted,
+    CommitTurn,
+    Decode,
+    DropTurn,
+    Event,
+    Refuse,
+    Release,
+    Respond,
+    ResponseEnded,
+    Speculate,
+    SpeechStarted,
+    SpeechStopped,
+    StartTurn,
+    Tick,
+    Transcript,
+    TurnPolicy,
+)
+from antiphon.pipeline.turn import Floor, TurnMachine
+
+
+def play(machine: TurnMachine, *events: Event) -> list[Action]:
+    return [action for event in events for action in machine.handle(event)]
+
+
+def machine(**policy: object) -> TurnMachine:
+    return TurnMachine(TurnPolicy(**policy))  # type: ignore[arg-type]
+
+
+HEARD = (SpeechStarted(1.2, 0.7), SpeechStopped(2.03, 2.0))
+
+
+def test_works_while_it_waits_and_releases_when_the_silence_is_long_enough():
+    turn = machine()
+    assert play(turn, *HEARD) == [StartTurn(0.7), Decode(1)]
+    assert play(turn, Tick(2.1), Transcript(1, "what time is it")) == [Speculate(1)]
+    assert play(turn, Tick(2.49)) == []
+    assert play(turn, Tick(2.5)) == [CommitTurn(1, 2.0), Release(1)]
+    assert (turn.floor, turn.active, turn.speculated) == (Floor.IDLE, 1, None)
+
+
+def test_going_on_before_the_gate_opens_cancels_the_revision_and_keeps_the_turn():
+    turn = machine()
+    play(turn, *HEARD, Transcript(1, "what time"))
+    assert play(turn, SpeechStarted(2.4, 2.1)) == [Cancel(1, "resumed")]
+    assert play(turn, SpeechStopped(3.03, 3.0), Transcript(1, "what time"), Transcript(2, "what time is it")) == [
+        Decode(2),
+        Speculate(2),
+    ]
+    assert play(turn, Tick(3.5)) == [CommitTurn(2, 3.0), Release(2)]
+
+
+def test_a_transcript_after_the_gate_is_answered_at_once():
+    turn = machine()
+    play(turn, *HEARD)
+    assert play(turn, Tick(2.5)) == [CommitTurn(1, 2.0)]
+    assert play(turn, Transcript(1, "hello")) == [Respond(1)]
+
+
+def test_without_words_nothing_is_answered():
+    turn = machine()
+    assert play(turn, *HEARD, Transcript(1, ""), Tick(2.5)) == [StartTurn(0.7), Decode(1), CommitTurn(1, 2.0)]
+    turn = machine()
+    assert play(turn, *HEARD, Tick(2.5), Transcript(1, ""))[-1] == CommitTurn(1, 2.0)
+
+
+def test_serial_order_without_speculation():
+    turn = machine(speculate=False)
+    assert play(turn, *HEARD) == [StartTurn(0.7)]
+    assert play(turn, Tick(2.5)) == [CommitTurn(1, 2.0), Decode(1)]
+    assert play(turn, Transcript(1, "hello")) == [Respond(1)]
+
+
+def test_barge_in_cancels_the_active_reply():
+    turn = machine()
+    play(turn, *HEARD, Transcript(1, "hello"), Tick(2.5))
+    assert play(turn, SpeechStarted(4.0, 3.6)) == [StartTurn(3.6), Cancel(1, "turn_detected")]
+    assert turn.active is None
+    assert play(turn, ResponseEnded(1)) == []
+
+
+def test_barge_in_before_the_owed_reply_began_forgets_it():
+    turn = machine()
+    play(turn, *HEARD, Tick(2.5), SpeechStarted(2.8, 2.5))
+    assert play(turn, Transcript(1, "hello")) == []
+
+
+def test_without_interruption_the_second_turn_is_refused_while_the_reply_runs():
+    turn = machine(interrupt_response=False)
+    play(turn, *HEARD, Transcript(1, "hello"), Tick(2.5))
+    assert play(turn, SpeechStarted(4.0, 3.6), SpeechStopped(5.03, 5.0)) == [StartTurn(3.6), Decode(2)]
+    assert play(turn, Transcript(2, "more")) == []
+    assert play(turn, Tick(5.6)) == [CommitTurn(2, 5.0), Refuse("conversation_already_has_active_response")]
+
+
+def test_without_interruption_the_second_turn_is_answered_when_the_reply_ended_in_time():
+    turn = machine(interrupt_response=False)
+    play(turn, *HEARD, Transcript(1, "hello"), Tick(2.5), SpeechStarted(4.0, 3.6), SpeechStopped(5.03, 5.0))
+    play(turn, Transcript(2, "more"), ResponseEnded(1))
+    assert play(turn, Tick(5.6)) == [CommitTurn(2, 5.0), Respond(2)]
+
+
+def test_create_response_off_only_transcribes():
+    turn = machine(create_response=False)
+    assert play(turn, *HEARD, Transcript(1, "hello"), Tick(2.5)) == [
+        StartTurn(0.7),
+        Decode(1),
+        CommitTurn(1, 2.0),
+    ]
+
+
+def test_manual_turn_waits_for_its_transcript():
+    turn = machine()
+    assert play(turn, ClientCommitted(3.0)) == [CommitTurn(1, 3.0), Decode(1)]
+    assert play(turn, ClientAsked()) == []
+    assert play(turn, Transcript(1, "hello")) == [Respond(1)]
+
+
+def test_manual_turn_without_words_is_answered_since_the_client_asked():
+    turn = machine()
+    assert play(turn, ClientCommitted(3.0), ClientAsked(), Transcript(1, ""))[-1] == Respond(1)
+
+
+def test_commit_alone_creates_no_response():
+    turn = machine()
+    assert play(turn, ClientCommitted(3.0), Transcript(1, "hello")) == [CommitTurn(1, 3.0), Decode(1)]
+
+
+def test_asking_twice_is_refused_without_side_effects():
+    turn = machine()
+    assert play(turn, ClientAsked()) == [Respond(1)]
+    assert play(turn, ClientAsked()) == [Refuse("conversation_already_has_active_response")]
+    assert play(turn, ResponseEnded(1), ClientAsked()) == [Respond(2)]
+
+
+def test_cancelling_nothing_is_refused():
+    assert play(machine(), ClientCancelled()) == [Refuse("response_cancel_not_active")]
+
+
+def test_cancel_by_the_client():
+    turn = machine()
+    assert play(turn, ClientAsked(), ClientCancelled()) == [Respond(1), Cancel(1, "client_cancelled")]
+
+
+def test_clear_drops_the_turn_and_its_speculation():
+    turn = machine()
+    play(turn, *HEARD, Transcript(1, "hello"))
+    assert play(turn, ClientCleared(2.2)) == [Cancel(1, "cleared"), DropTurn()]
+    assert play(turn, Tick(9.0)) == []
+
+
+def test_asking_in_a_pause_keeps_the_turn_open():
+    turn = machine()
+    play(turn, *HEARD, Transcript(1, "hello"))
+    assert play(turn, ClientAsked()) == [Cancel(1, "superseded"), Respond(2), Decode(3)]
+    assert play(turn, ResponseEnded(2), Transcript(3, "hello"), Tick(2.6)) == [
+        Speculate(3),
+        CommitTurn(3, 2.0),
+        Release(3),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_invariants_under_random_walks(seed: int):
+    """At most one active reply; one end a reply; every turn committed or dropped once; liveness at the end."""
+    rng = random.Random(seed)
+    turn = machine(
+        speculate=rng.random() < 0.8,
+        create_response=rng.random() < 0.8,
+        interrupt_response=rng.random() < 0.7,
+    )
+    at = 0.0
+    open_turn = False
+    behind_gate: set[int] = set()
+    active: int | None = None
+    decodes: set[int] = set()
+    answered: set[int] = set()
+
+    def check(actions: list[Action]) -> None:
+        nonlocal open_turn, active
+        for action in actions:
+            match action:
+                case StartTurn():
+                    assert not open_turn
+                    open_turn = True
+                case CommitTurn() | DropTurn():
+                    open_turn = False
+                case Decode(revision):
+                    assert revision == max([*decodes, revision]), "revisions grow"
+                    decodes.add(revision)
+                case Speculate(revision):
+                    assert not behind_gate
+                    assert revision not in answered
+                    answered.add(revision)
+                    behind_gate.add(revision)
+                case Respond(revision):
+                    assert active is None
+                    assert revision not in answered
+                    answered.add(revision)
+                    active = revision
+                case Release(revision):
+                    assert active is None
+                    behind_gate.remove(revision)
+                    active = revision
+                case Cancel(revision, _):
+                    if revision in behind_gate:
+                        behind_gate.remove(revision)
+                    else:
+                        assert active == revision
+                        active = None
+                case Refuse():
+                    pass
+        assert turn.active == active
+        assert behind_gate == ({turn.speculated} if turn.speculated is not None else set())
+
+    for _ in range(300):
+        at += rng.uniform(0.0, 0.4)
+        event: Event
+        match rng.randrange(12):
+            case 0 | 1:
+                event = SpeechStarted(at, at - 0.3)
+            case 2 | 3:
+                event = SpeechStopped(at, at - 0.03)
+            case 4 | 5 | 6 if decodes:
+                event = Transcript(rng.choice(sorted(decodes)), rng.choice(["", "words", "more words"]))
+            case 7 if active is not None:
+                event = ResponseEnded(active if rng.random() < 0.8 else active - 1)
+                if event.revision == active:
+                    active = None
+            case 8:
+                event = rng.choice([ClientAsked(), ClientCancelled()])
+            case 9:
+                event = rng.choice([ClientCommitted(at), ClientCleared(at)])
+                if isinstance(event, ClientCommitted):
+                    open_turn = True
+            case _:
+                event = Tick(at)
+        check(turn.handle(event))
+
+    # Liveness: whatever happened, a later utterance is answered.
+    turn.policy = TurnPolicy()
+    check(turn.handle(ClientCleared(at)))
+    if turn.owed is not None:
+        check(turn.handle(Transcript(turn.owed, "every transcript comes")))
+    if active is not None:
+        ended, active = active, None
+        check(turn.handle(ResponseEnded(ended)))
+    check(turn.handle(SpeechStarted(at + 1, at + 0.7)))
+    check(turn.handle(SpeechStopped(at + 2, at + 2)))
+    check(turn.handle(Transcript(turn.revision, "hello")))
+    check(turn.handle(Tick(at + 3)))
+    assert active == turn.revision
