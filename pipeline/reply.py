@@ -161,7 +161,7 @@ class Reply:
                     group.create_task(self._speak())
                     group.create_task(self._play())
         except* AntiphonError as failures:
-            error = next(e for e in _leaves(failures) if isinstance(e, AntiphonError))
+            error = _first(failures)
         except* Exception as failures:
             log.error("a reply failed", exc_info=failures)
             error = EngineFailed("the reply could not be made; the server's log has the reason")
@@ -296,8 +296,7 @@ class Reply:
             setattr(self.trace, stage, (self._now() - self._since) * 1000)
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves
+def _first(failures: BaseExceptionGroup[AntiphonError]) -> AntiphonError:
+    """One of the errors of a group, however deep."""
+    failure = failures.exceptions[0]
+    return _first(failure) if isinstance(failure, BaseExceptionGroup) else failure

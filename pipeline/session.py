@@ -70,7 +70,6 @@ from .events import (
     Samples,
     SessionConfig,
     Speculate,
-    SpeechStarted,
     SpeechStopped,
     StartTurn,
     Tick,

@@ -1,0 +1,264 @@
+"""The command `antiphon`: reads the settings, then hands over to the part of the program that was asked for.
+
+Each part is imported when its command runs, so `antiphon config` loads no model library. Exit status: 0 done;
+1 it failed, or `models verify` found a wrong file; 2 the setup or the command is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from . import logs
+from .errors import AntiphonError, SetupError
+from .settings import Settings, describe, resolve, to_toml
+from .weights import WeightStore
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. argv: without the program's name, None for sys.argv's."""
+    # llama.cpp's OpenMP threads spin while they wait, and take the cores from each other when there are few.
+    # The variable is read when the library loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    args = _parser().parse_args(argv)
+    try:
+        settings, origins = resolve(args.config, overrides=args.overrides)
+        logs.configure(settings.log)
+        status = _run(args, settings, origins)
+        sys.stdout.flush()
+        return status
+    except AntiphonError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SetupError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has left; Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(args: argparse.Namespace, settings: Settings, origins: dict[str, str]) -> int:
+    match args.command:
+        case "serve":
+            from ..transport.server import serve
+
+            return serve(settings)
+        case "talk":
+            from ..benchmarks.talk import main as talk
+
+            return talk(settings, args)
+        case "bench" if args.bench == "latency":
+            from ..benchmarks.latency import main as latency
+
+            return latency(settings, args)
+        case "bench":
+            from ..benchmarks.accuracy import main as accuracy
+
+            return accuracy(settings, args)
+        case "models":
+            return _models(args, settings)
+        case _:
+            return _config(args, settings, origins)
+
+
+def _config(args: argparse.Namespace, settings: Settings, origins: dict[str, str]) -> int:
+    if args.describe:
+        print(describe(), end="")
+    elif args.json:
+        print(json.dumps({"values": settings.model_dump(), "sources": origins}, ensure_ascii=False))
+    else:
+        print(to_toml(settings, origins), end="")
+    return 0
+
+
+def _models(args: argparse.Namespace, settings: Settings) -> int:
+    bar = True if args.progress else None
+    store = WeightStore(settings.weights.root, offline=settings.weights.offline, bar=bar)
+    known = store.list()
+    status = 0
+    match args.action:
+        case "list":
+            for row in known:
+                size = f"{row.model.size / 1e6:.0f} MB"
+                print(f"{row.name:<28} {row.state:<10} {size:>7}  {row.model.license:<11} {row.model.about}")
+            print(f"in {store.root}")
+        case "fetch":
+            wanted = args.names or dict.fromkeys(
+                (settings.asr.model, settings.asr.multilingual_model, settings.vad.model, settings.llm.model)
+            )
+            for name in wanted:
+                print(store.fetch(name))
+        case _:
+            for name in args.names or [row.name for row in known if row.state != "absent"]:
+                wrong = store.verify(name)
+                print(*(wrong or [f"{name}: every file is right"]), sep="\n")
+                status = 1 if wrong else status
+    return status
+
+
+# --- the grammar ----------------------------------------------------------------------------------------
+
+
+_AUDIO_HELP = "a folder of recordings and their texts (default: %(default)s)"
+
+
+def _recordings() -> Path:
+    """The larger collection beside a checkout where there is one, else the clips of the tests."""
+    beside = Path("../shared/speech/speech-en")
+    return beside if beside.is_dir() else Path("tests/data")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="antiphon", description="Speech in, speech out, fast. `antiphon COMMAND --help` has examples."
+    )
+    parser.add_argument("--version", action="version", version=f"antiphon {version('antiphon')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = _command(
+        commands,
+        "serve",
+        "answer speech with speech on a websocket",
+        """
+        antiphon serve
+        antiphon serve --host 0.0.0.0 --port 9000
+        ANTIPHON_LOG_FORMAT=json antiphon serve --config antiphon.toml --set llm.threads=4
+        """,
+    )
+    _direct(serve, "--host", "server.host", "address to listen on")
+    _direct(serve, "--port", "server.port", "port to listen on, 0 for any")
+
+    talk = _command(
+        commands,
+        "talk",
+        "ask a recorded question and save the spoken answer",
+        """
+        antiphon talk question.wav
+        antiphon talk question.m4a --json --save reply.wav
+        antiphon talk question.wav --server ws://127.0.0.1:8080
+        """,
+    )
+    talk.add_argument("file", type=Path, help="a recording: WAV, FLAC, MP3, OGG or M4A")
+    talk.add_argument("--json", action="store_true", help="print one JSON object, on the last line")
+    talk.add_argument("--save", type=Path, metavar="OUT.wav", help="write the reply there")
+    talk.add_argument("--server", metavar="URL", help="ask this server; without it, one is started")
+
+    bench = _command(
+        commands,
+        "bench",
+        "measure this machine",
+        """
+        antiphon bench latency --turns 20 --serial
+        antiphon bench asr --json
+        """,
+        settings=False,  # of its own commands: argparse would let their defaults win over what stands here
+    )
+    benches = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    latency = _command(
+        benches,
+        "latency",
+        "time from the last word of the user to the first sound of the reply",
+        """
+        antiphon bench latency --audio recordings/ --turns 20
+        antiphon bench latency --audio recordings/ --turns 20 --serial --json
+        """,
+    )
+    latency.add_argument("--audio", type=Path, default=_recordings(), help=_AUDIO_HELP)
+    latency.add_argument("--turns", type=int, default=20, help="utterances to play (default %(default)s)")
+    latency.add_argument("--serial", action="store_true", help="run the plain serial chain too, and compare")
+    latency.add_argument("--json", action="store_true", help="print only the JSON object")
+    asr = _command(
+        benches,
+        "asr",
+        "word error rate and final latency, beside faster-whisper's",
+        """
+        antiphon bench asr --audio recordings/
+        antiphon bench asr --audio recordings/ --limit 50 --json
+        """,
+    )
+    asr.add_argument("--audio", type=Path, default=_recordings(), help=_AUDIO_HELP)
+    asr.add_argument("--limit", type=int, help="recordings to take (default: all)")
+    asr.add_argument("--json", action="store_true", help="print only the JSON object")
+
+    config = _command(
+        commands,
+        "config",
+        "print the effective settings and who set each",
+        """
+        antiphon config
+        antiphon config --set turn.silence=0.7 > patient.toml
+        antiphon config --json | jq .sources
+        antiphon config --describe
+        """,
+    )
+    config.add_argument("--json", action="store_true", help="print one JSON object: values, sources")
+    config.add_argument("--describe", action="store_true", help="print what each setting is, as markdown")
+
+    models = _command(
+        commands,
+        "models",
+        "list, fetch and verify model files",
+        """
+        antiphon models list
+        antiphon models fetch                   # what the settings name
+        antiphon models fetch whisper-base --progress
+        antiphon models verify                  # hash again what is here
+        """,
+    )
+    models.add_argument("action", choices=("list", "fetch", "verify"))
+    models.add_argument("names", nargs="*", metavar="NAME", help="models; without any, all that are meant")
+    models.add_argument("--progress", action="store_true", help="draw bars even when stderr is no terminal")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],  # pyright: ignore[reportPrivateUsage]
+    name: str,
+    about: str,
+    examples: str,
+    *,
+    settings: bool = True,
+) -> argparse.ArgumentParser:
+    lines = "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines())
+    parser = commands.add_parser(
+        name,
+        help=about,
+        description=about[0].upper() + about[1:] + ".",
+        epilog=f"examples:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if not settings:
+        return parser
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings (default: ./antiphon.toml)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.NAME=VALUE",
+        help="one setting, above the file and the environment",
+    )
+    return parser
+
+
+class _Override(argparse.Action):
+    """A flag of its own for a setting; `const` is the setting's key."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, *_: object) -> None:
+        namespace.overrides = [*namespace.overrides, f"{self.const}={values}"]
+
+
+def _direct(parser: argparse.ArgumentParser, flag: str, key: str, about: str) -> None:
+    parser.add_argument(
+        flag,
+        action=_Override,
+        const=key,
+        dest=argparse.SUPPRESS,
+        metavar=flag.strip("-").upper(),
+        help=f"{about} ({key})",
+    )
