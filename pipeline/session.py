@@ -1,7 +1,7 @@
 """One conversation: does what the turn machine asks.
 
-Everything that changes the conversation happens on the event loop in one synchronous step, `_happen`: an event
-goes to the turn machine and its actions are carried out before anything else runs. Commands come in order
+Everything that changes the conversation happens on the event loop in one synchronous step, `_happen`: an
+event goes to the turn machine and its actions are carried out before anything else runs. Commands come in order
 through a bounded inbox; engines run elsewhere (workers, the language model's threads) and report back as
 events that carry their revision.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from ..asr.base import SAMPLE_RATE, Transcription, Window
 from ..asr.streaming import Utterance
 from ..asr.vad import FRAME, SpeechDetector, VadState
-from ..llm.base import ChatModel, ChatRequest, Message
-from ..tts.base import Synthesizer, Voice
+from ..llm.base import ChatRequest, Message
+from ..tts.base import Voice
 from .audio import Framer
 from .conversation import Conversation, messages
+from .engines import Engines, VadInput
 from .errors import AntiphonError, BadRequest, EngineFailed, TooLarge
 from .events import (
     Action,
@@ -87,7 +88,7 @@ from .outbox import Outbox
 from .reply import Reply
 from .settings import Settings
 from .turn import Floor, TurnMachine
-from .worker import Dropped, Worker
+from .worker import Dropped
 
 HISTORY = 2.0
 """Seconds of audio kept before a turn begins: pre-roll, the detector's delay, and room."""
@@ -104,37 +105,6 @@ REFUSALS = {
 }
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class VadInput:
-    """frames: shape (k, FRAME), 16 kHz, the next of one session; state: that session's."""
-
-    frames: NDArray[np.float32]
-    state: VadState
-
-
-@dataclass(frozen=True, slots=True)
-class VadOutput:
-    """probabilities: shape (k,), of speech in each frame."""
-
-    probabilities: NDArray[np.float32]
-    state: VadState
-
-
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """The models of a server, shared by its sessions.
-
-    english, multilingual: recognisers; the second may load on first use. bucket: a window's batch bucket.
-    """
-
-    english: Worker[Window, Transcription]
-    multilingual: Callable[[], Awaitable[Worker[Window, Transcription]]]
-    bucket: Callable[[Window], int]
-    vad: Worker[VadInput, VadOutput]
-    chat: ChatModel
-    voice: Synthesizer
 
 
 @dataclass(slots=True, eq=False)
@@ -313,14 +283,16 @@ class Session:
                 code="input_audio_buffer_commit_empty",
             )
         turn.ended = self._now()
-        self._detector = self._new_detector()
+        self._detector.reset()
         self._happen(ClientCommitted(self._at))
 
     def _cancel_asked(self, response_id: str | None) -> None:
         active = self._replies.get(self._machine.active) if self._machine.active is not None else None
         if response_id is not None and (active is None or active.response.id != response_id):
             raise BadRequest(
-                f"response {response_id!r} is not active", code="response_cancel_not_active", param="response_id"
+                f"response {response_id!r} is not active",
+                code="response_cancel_not_active",
+                param="response_id",
             )
         self._happen(ClientCancelled())
         self._asked = None
@@ -336,14 +308,20 @@ class Session:
         frames = self._framer.push(samples)
         for first in range(0, len(frames), VAD_FRAMES):
             some = np.stack(frames[first : first + VAD_FRAMES])
-            heard = await self._engines.vad.submit(
-                VadInput(some, self._vad_state), owner=self.id, deadline=self._now()
-            )
-            self._vad_state = heard.state
             behind = len(frames) - first
-            for frame, probability in zip(some, heard.probabilities, strict=True):
+            for frame, probability in zip(some, await self._probabilities(some), strict=True):
                 behind -= 1
                 self._frame(frame, float(probability), behind * FRAME / SAMPLE_RATE)
+
+    async def _probabilities(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of speech in each frame; in manual turns nobody asks."""
+        if self.config.turn is None:
+            return np.zeros(len(frames), np.float32)
+        heard = await self._engines.vad.submit(
+            VadInput(frames, self._vad_state), owner=self.id, deadline=self._now()
+        )
+        self._vad_state = heard.state
+        return heard.probabilities
 
     def _frame(self, frame: Samples, probability: float, behind: float) -> None:
         """One frame in: the detector's news, the clock's tick, and a partial when it is due.
@@ -388,7 +366,7 @@ class Session:
             )
         self._happen(SpeechStopped(self._at, self._at))
         self._happen(Tick(self._at + self._machine.policy.silence))
-        self._detector = self._new_detector()
+        self._detector.reset()
 
     # --- the turn machine's shell -----------------------------------------------------------------------
 
@@ -425,10 +403,12 @@ class Session:
                 self._commit_turn(revision, end)
             case DropTurn():
                 self._turn = None
-                self._detector = self._new_detector()
+                self._detector.reset()
             case Respond(revision):
                 asked = self._asked or CreateResponse()
-                instructions = asked.instructions if asked.instructions is not None else self.config.instructions
+                instructions = (
+                    asked.instructions if asked.instructions is not None else self.config.instructions
+                )
                 if asked.input is not None:
                     prompt = [Message("system", instructions), *messages(asked.input)]
                 else:
@@ -560,10 +540,11 @@ class Session:
 
     async def _decode_final(self, turn: _Turn, revision: int) -> None:
         """The transcript of a candidate end. A partial in flight that holds all the speech serves as final."""
+        upto = turn.utterance.seconds
         try:
             if self._partial is not None and turn.utterance.covers(self._partial[1]):
                 await asyncio.wait([self._partial[0]])
-            if not turn.utterance.complete:
+            while not turn.utterance.reaches(upto):
                 window = turn.utterance.window(final=True)
                 turn.utterance.accept(window, await self._decode(window, self._now()))
             text = turn.texts[revision] = turn.utterance.text

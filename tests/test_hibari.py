@@ -1,0 +1,207 @@
+"""The built-in voice: what it gives, that it gives the same again, that a dropped caller costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from antiphon.pipeline.errors import BadRequest, EngineFailed, SettingsError, WeightsError
+from antiphon.pipeline.events import Samples
+from antiphon.tts.base import Synthesizer, Voice
+from antiphon.tts.hibari import HEAD, MODEL, PAUSES, RUN_ON, SAMPLE_RATE, Hibari, load, shaped
+
+HEART = Voice("heart")
+QUIET = 10 ** (-50 / 20)
+
+
+@pytest.fixture(scope="module")
+def voice() -> Iterator[Hibari]:
+    voice = Hibari()
+    yield voice
+    asyncio.run(voice.aclose())
+
+
+@pytest.fixture
+def own_voice() -> Iterator[Hibari]:
+    """One whose model a test may tamper with."""
+    voice = Hibari()
+    yield voice
+    asyncio.run(voice.aclose())
+
+
+async def say(tts: Synthesizer, text: str, voice: Voice = HEART) -> list[Samples]:
+    async with tts.synthesize(text, voice, owner="test", deadline=0.0) as chunks:
+        return [samples async for samples in chunks]
+
+
+def silences(samples: Samples) -> tuple[float, float]:
+    """Seconds before the first and after the last sample above -50 dBFS."""
+    loud = np.flatnonzero(np.abs(samples) > QUIET)
+    return loud[0] / SAMPLE_RATE, (len(samples) - 1 - loud[-1]) / SAMPLE_RATE
+
+
+def test_shaped_cuts_silence_and_fades() -> None:
+    tone = np.full(2400, 1.5, np.float32)
+    raw = np.concatenate([np.zeros(9000, np.float32), tone, np.zeros(9000, np.float32)])
+    out = shaped(raw, 0.1)
+    assert out.dtype == np.float32
+    assert len(out) == round(HEAD * SAMPLE_RATE) + len(tone) + 2400
+    assert out.max() == 1.0
+    assert raw.max() == 1.5
+    loud = shaped(tone, 0.1)
+    assert loud[0] == 0.0
+    assert loud[-1] == 0.0
+    assert loud[1200] == 1.0
+    assert len(shaped(np.zeros(100, np.float32), 0.1)) == 0
+
+
+def test_a_changed_model_is_refused(tmp_path: Path) -> None:
+    changed = bytearray(MODEL.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    path = tmp_path / "voice.onnx"
+    path.write_bytes(changed)
+    with pytest.raises(WeightsError, match="sha256"):
+        Hibari(path)
+    with pytest.raises(WeightsError, match="cannot be read"):
+        Hibari(tmp_path / "missing.onnx")
+
+
+def test_load_names_the_voices_it_has() -> None:
+    settings: Any = SimpleNamespace(tts=SimpleNamespace(voice="emma"))
+    with pytest.raises(SettingsError, match=r"tts\.voice.*heart"):
+        load(settings, None)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("text", "pause"),
+    [
+        ("The capital of France is Paris.", PAUSES["."]),
+        ("Sure, I can help with that,", PAUSES[","]),
+        ("The capital of France is", RUN_ON),
+        ("Hello there!", PAUSES["!"]),
+        ("Yes", RUN_ON),
+    ],
+)
+async def test_speech_begins_and_ends_without_dead_air(voice: Hibari, text: str, pause: float) -> None:
+    [samples] = await say(voice, text)
+    assert samples.dtype == np.float32
+    assert samples.ndim == 1
+    assert np.abs(samples).max() <= 1.0
+    assert np.sqrt(np.mean(samples**2)) > 0.01
+    head, tail = silences(samples)
+    assert head < 0.04
+    assert tail <= pause + 0.006
+
+
+@pytest.mark.model
+async def test_same_words_same_samples(voice: Hibari) -> None:
+    first = await say(voice, "Good morning. How are you?")
+    await say(voice, "Something else.")
+    again = await say(voice, "Good morning. How are you?")
+    assert [s.tobytes() for s in first] == [s.tobytes() for s in again]
+
+
+@pytest.mark.model
+async def test_a_chunk_a_sentence(voice: Hibari) -> None:
+    assert len(await say(voice, "One is here. Two is there! Is three?")) == 3
+
+
+@pytest.mark.model
+async def test_speed_changes_the_length(voice: Hibari) -> None:
+    [slow], [fast] = [await say(voice, "The capital of France.", Voice("heart", s)) for s in (0.5, 2.0)]
+    assert len(slow) > 2 * len(fast)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["", "  \n", "...", "😀", "你好。", "\ud800"])
+async def test_nothing_to_say_gives_nothing(voice: Hibari, text: str) -> None:
+    assert await say(voice, text) == []
+
+
+@pytest.mark.model
+async def test_no_at_the_end_is_not_number(voice: Hibari) -> None:
+    [said], [number] = await say(voice, "She said no."), await say(voice, "She said number.")
+    [asked] = await say(voice, "She said know.")
+    assert said.tobytes() == asked.tobytes() != number.tobytes()
+
+
+@pytest.mark.model
+async def test_unknown_voice_and_speed_are_refused(voice: Hibari) -> None:
+    with pytest.raises(BadRequest, match="heart"):
+        await say(voice, "Hello.", Voice("emma"))
+    with pytest.raises(BadRequest, match="speed"):
+        await say(voice, "Hello.", Voice("heart", 5.0))
+
+
+class Watched:
+    """The model, noting what it was asked to read; `hold` keeps it in its first reading."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.read: list[str] = []
+        self.began, self.hold = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def phonemize(self, text: str) -> list[str]:
+        self.read.append(text)
+        self.began.set()
+        assert self.hold.wait(10)
+        return self._model.phonemize(text)
+
+
+@pytest.mark.model
+async def test_cancelled_while_waiting_never_reaches_the_model(own_voice: Hibari) -> None:
+    model: Any = Watched(own_voice._model)
+    own_voice._model = model
+    first = asyncio.create_task(say(own_voice, "First one. First two."))
+    await asyncio.to_thread(model.began.wait, 10)
+    waiting = asyncio.create_task(say(own_voice, "Never said."))
+    await asyncio.sleep(0)
+    assert len(own_voice._worker) == 1
+    waiting.cancel()
+    first.cancel()
+    await asyncio.gather(first, waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    model.hold.set()
+    assert len(await say(own_voice, "Last.")) == 1
+    assert model.read == ["First one.", "Last."]
+
+
+@pytest.mark.model
+async def test_leaving_the_stream_drops_later_sentences(own_voice: Hibari) -> None:
+    model: Any = Watched(own_voice._model)
+    model.hold.set()
+    own_voice._model = model
+    async with own_voice.synthesize("One. Two. Three.", HEART, owner="a", deadline=0.0) as chunks:
+        async for _ in chunks:
+            break
+    await say(own_voice, "Next.")
+    assert model.read == ["One.", "Next."]
+
+
+@pytest.mark.model
+async def test_a_failing_model_is_an_engine_failure(own_voice: Hibari) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    model: Any = Watched(own_voice._model)
+    model.phonemize = fail
+    own_voice._model = model
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await say(own_voice, "Hello.")
+
+
+@pytest.mark.model
+async def test_aclose_is_idempotent() -> None:
+    voice = Hibari()
+    await voice.aclose()
+    await voice.aclose()

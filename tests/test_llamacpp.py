@@ -1,0 +1,707 @@
+"""llama.cpp behind its contract: deltas that join, prefixes that stay, cancels that the engine confirms.
+
+The pure tests drive the real shell with a small engine of the same interface; those marked `model` ask the
+real one, and believe its own counters instead of our flags.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from antiphon.llm import llamacpp
+from antiphon.llm.base import ChatRequest, Delta, Message
+from antiphon.llm.llamacpp import Chunks, LlamaCpp, Slots, failure, load, read_metrics
+from antiphon.pipeline.errors import BadRequest, EngineFailed, Overloaded, SetupError, WeightsError
+from antiphon.pipeline.events import Usage
+from antiphon.pipeline.settings import LlmSettings, Settings
+
+# --- chunks, metrics, slots: pure -----------------------------------------------------------------------
+
+ROLE = {"role": "assistant", "content": None}
+PROGRESS = {
+    "choices": [{"finish_reason": None, "index": 0, "delta": ROLE}],
+    "prompt_progress": {"total": 32, "cache": 0, "processed": 16, "time_ms": 259},
+}
+TOO_LONG = {
+    "code": 400,
+    "message": "request (27030 tokens) exceeds the available context size (2048 tokens), try increasing it",
+    "type": "exceed_context_size_error",
+    "n_prompt_tokens": 27030,
+    "n_ctx": 2048,
+}
+
+
+def content(text: str) -> dict[str, Any]:
+    return {"choices": [{"finish_reason": None, "index": 0, "delta": {"content": text}}]}
+
+
+def finish(reason: str) -> dict[str, Any]:
+    return {"choices": [{"finish_reason": reason, "index": 0, "delta": {}}]}
+
+
+def usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
+    details = {"cached_tokens": cached}
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
+    return {"choices": [], "usage": counts, "timings": {"cache_n": cached}}
+
+
+def test_chunks_become_deltas_and_the_last_has_reason_and_usage() -> None:
+    chunks = Chunks()
+    first = {"choices": [{"finish_reason": None, "index": 0, "delta": ROLE}]}
+    assert [chunks.push(chunk) for chunk in (PROGRESS, PROGRESS, first)] == [None, None, None]
+    assert chunks.push(content("Hi")) == Delta("Hi")
+    assert chunks.push(content("")) is None
+    assert chunks.push(content(" there")) == Delta(" there")
+    assert chunks.push(finish("length")) is None
+    assert not chunks.finished
+    assert chunks.push(usage(32, 30, 2)) == Delta("", "length", Usage(32, 30, 2))
+    assert chunks.finished
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("stop", "stop"), ("length", "length"), ("tool_calls", "stop")])
+def test_a_reason_to_finish_is_stop_or_length(theirs: str, ours: str) -> None:
+    chunks = Chunks()
+    assert chunks.push(finish(theirs)) is None
+    last = chunks.push(usage(1, 0, 1))
+    assert last is not None
+    assert last.finish_reason == ours
+
+
+def test_too_long_a_prompt_is_the_clients_error() -> None:
+    with pytest.raises(BadRequest, match=r"27030 tokens.*llm\.context.*2048") as raised:
+        Chunks().push({"error": TOO_LONG})
+    assert raised.value.body()["code"] == "context_length_exceeded"
+    assert raised.value.param == "messages"
+
+
+def test_any_other_error_is_ours_and_does_not_quote_the_engine() -> None:
+    error = failure({"code": 500, "message": "cannot parse: my secret", "type": "server_error"})
+    assert isinstance(error, EngineFailed)
+    assert "server_error" in error.message
+    assert "secret" not in error.message
+
+
+def test_metrics_are_read_by_name() -> None:
+    text = "# HELP llamacpp:n_decode_total Calls\nllamacpp:n_decode_total 12\nllamacpp:tokens_seconds 6.25\n"
+    assert read_metrics(text) == {"n_decode_total": 12.0, "tokens_seconds": 6.25}
+
+
+def test_an_owner_comes_back_to_its_slot() -> None:
+    slots = Slots(2)
+    assert (slots.take("a"), slots.take("b")) == (0, 1)
+    slots.give(1)
+    slots.give(0)
+    assert (slots.take("a"), slots.take("b")) == (0, 1)
+
+
+def test_a_newcomer_gets_the_slot_left_longest_ago() -> None:
+    slots = Slots(3)
+    taken = [slots.take(owner) for owner in "abc"]
+    for slot in (1, 2, 0):
+        assert slot in taken
+        slots.give(slot)
+    assert slots.take("d") == 1
+    assert slots.take("b") == 2, "b lost its slot, so it is a newcomer too"
+    assert slots.take("a") == 0
+
+
+def test_one_slot_an_owner() -> None:
+    slots = Slots(2)
+    assert slots.take("a") == 0
+    assert slots.take("a") is None
+    assert slots.take("b") == 1
+    assert slots.take("c") is None
+    slots.give(0)
+    assert slots.take("c") == 0
+    assert slots.take("a") is None
+
+
+def test_slots_hold_their_promises_on_any_walk() -> None:
+    rng = random.Random(7)
+    slots, seated, last = Slots(3), dict[str, int](), dict[int, str]()
+    for _ in range(3000):
+        owner = rng.choice("abcdef")
+        if owner in seated and rng.random() < 0.7:
+            slots.give(seated.pop(owner))
+            continue
+        slot = slots.take(owner)
+        if owner in seated or len(seated) == 3:
+            assert slot is None
+            continue
+        assert slot is not None
+        assert slot not in seated.values()
+        mine = [s for s, who in last.items() if who == owner]
+        assert not mine or slot in mine, "its own slot was free"
+        last = {s: who for s, who in last.items() if who != owner} | {slot: owner}
+        seated[owner] = slot
+
+
+# --- the shell, over a small engine ---------------------------------------------------------------------
+
+
+class SmallEngine:
+    """Prefills until `go` is set, calling back as the real one does, then says its words.
+
+    An Exception among the words is raised, a dict is pushed as it is. `linger`: while set, a dropped request
+    stays counted, as it does to the end of its batch.
+    """
+
+    def __init__(self, words: Sequence[str | dict[str, Any] | Exception] = ("Hello", " you", ".")) -> None:
+        self.words = list(words)
+        self.go = threading.Event()
+        self.linger = threading.Event()
+        self.bodies: list[dict[str, Any]] = []
+        self.processing = 0
+        self.lingering = 0
+
+    def handle_chat_completions(self, body: dict[str, Any], push: Callable[[Any], bool], /) -> None:
+        self.bodies.append(body)
+        self.processing += 1
+        try:
+            while not self.go.wait(0.001):
+                if push(PROGRESS):
+                    self.lingering += 1
+                    return
+            for word in self.words:
+                if isinstance(word, Exception):
+                    raise word
+                if push(content(word) if isinstance(word, str) else word):
+                    return
+            push([finish("stop"), usage(9, 4, len(self.words))])
+        finally:
+            self.processing -= 1
+
+    def handle_metrics(self) -> str:
+        held = self.lingering if self.linger.is_set() else 0
+        return f"llamacpp:requests_processing {self.processing + held}\nllamacpp:requests_deferred 0\n"
+
+
+@pytest.fixture
+def engine() -> SmallEngine:
+    return SmallEngine()
+
+
+@pytest.fixture
+async def small(engine: SmallEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A LlamaCpp of two slots, two more may wait."""
+    monkeypatch.setattr(llamacpp, "_start", lambda *_: engine)
+    model = LlamaCpp(Path("model.gguf"), slots=2, waiting=2, max_tokens=50)
+    yield model
+    engine.go.set()
+    await model.aclose()
+
+
+def asking(text: str = "Hi.", owner: str = "a", max_tokens: int | None = None, **more: Any) -> ChatRequest:
+    return ChatRequest([Message("user", text)], owner, max_tokens, **more)
+
+
+async def collect(model: LlamaCpp, request: ChatRequest) -> tuple[str, Delta]:
+    """(the text, the last delta)"""
+    async with model.stream(request) as stream:
+        deltas = [delta async for delta in stream]
+    return "".join(delta.text for delta in deltas), deltas[-1]
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not (now if isinstance(now := condition(), bool) else await now):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_stream_joins_and_ends_with_its_usage(small: LlamaCpp, engine: SmallEngine) -> None:
+    engine.go.set()
+    text, last = await collect(small, asking(seed=3, temperature=0.5, top_p=0.9))
+    assert text == "Hello you."
+    assert last == Delta("", "stop", Usage(9, 4, 3))
+    body = engine.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": "Hi."}]
+    assert (body["seed"], body["temperature"], body["top_p"]) == (3, 0.5, 0.9)
+
+
+@pytest.mark.parametrize(("asked", "sent"), [(None, 50), (7, 7), (500, 50), (0, 0)])
+async def test_the_reply_is_no_longer_than_the_backends_limit(
+    small: LlamaCpp, engine: SmallEngine, asked: int | None, sent: int
+) -> None:
+    engine.go.set()
+    async with small.stream(asking(max_tokens=asked)) as stream:
+        async for _ in stream:
+            pass
+    assert engine.bodies[0]["max_tokens"] == sent
+
+
+async def test_a_prefill_streams_nothing_and_ends(small: LlamaCpp, engine: SmallEngine) -> None:
+    engine.go.set()
+    async with small.stream(asking(max_tokens=0)) as stream:
+        assert [delta async for delta in stream] == []
+
+
+async def test_who_finds_no_slot_waits_and_the_queue_is_bounded(small: LlamaCpp, engine: SmallEngine) -> None:
+    replies = [asyncio.create_task(collect(small, asking(owner=str(n)))) for n in range(4)]
+    await until(lambda: engine.processing == 2)
+    with pytest.raises(Overloaded, match="2 requests wait"):
+        await collect(small, asking(owner="late"))
+    assert len(engine.bodies) == 2
+    engine.go.set()
+    assert [text for text, _ in await asyncio.gather(*replies)] == ["Hello you."] * 4
+    await collect(small, asking(owner="late"))
+
+
+async def test_an_owner_never_competes_with_itself(small: LlamaCpp, engine: SmallEngine) -> None:
+    first = asyncio.create_task(collect(small, asking("first", max_tokens=1)))
+    second = asyncio.create_task(collect(small, asking("second")))
+    await until(lambda: engine.processing == 1)
+    other = asyncio.create_task(collect(small, asking("other", owner="b")))
+    await until(lambda: engine.processing == 2)
+    assert [body["messages"][0]["content"] for body in engine.bodies] == ["first", "other"]
+    engine.go.set()
+    await asyncio.gather(first, second, other)
+    slots = {body["messages"][0]["content"]: body["id_slot"] for body in engine.bodies}
+    assert slots["first"] == slots["second"] != slots["other"]
+
+
+async def test_being_cancelled_while_waiting_leaves_no_trace(small: LlamaCpp, engine: SmallEngine) -> None:
+    running = [asyncio.create_task(collect(small, asking(owner=str(n)))) for n in range(2)]
+    await until(lambda: engine.processing == 2)
+    waiting = [asyncio.create_task(collect(small, asking(owner=f"w{n}"))) for n in range(2)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    engine.go.set()
+    await asyncio.gather(*running)
+    await asyncio.gather(*(collect(small, asking(owner=f"n{n}")) for n in range(4)))
+    assert len(engine.bodies) == 6
+
+
+async def test_a_seat_given_to_who_is_cancelled_in_that_moment_is_not_lost(
+    small: LlamaCpp, engine: SmallEngine
+) -> None:
+    task = asyncio.create_task(collect(small, asking()))
+    await asyncio.sleep(0)  # its seat is settled, and it has not run since
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    engine.go.set()
+    await asyncio.gather(*(collect(small, asking(owner=owner)) for owner in "ab"))
+
+
+async def test_leaving_waits_for_the_engine_however_often_it_is_cancelled(
+    small: LlamaCpp, engine: SmallEngine
+) -> None:
+    engine.linger.set()
+    task = asyncio.create_task(collect(small, asking()))
+    await until(lambda: engine.processing == 1)
+    for _ in range(3):
+        task.cancel()
+        await until(lambda: engine.processing == 0)
+        await asyncio.sleep(0.01)
+        assert not task.done(), "the engine still counts the request"
+    engine.linger.clear()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    engine.go.set()
+    assert (await collect(small, asking()))[0] == "Hello you."
+
+
+async def test_an_exception_in_the_context_drops_the_request_and_passes(
+    small: LlamaCpp, engine: SmallEngine
+) -> None:
+    async def fail() -> None:
+        async with small.stream(asking()):
+            await until(lambda: engine.processing == 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert await small.busy() == 0
+
+
+async def test_a_stream_left_early_is_at_its_end(small: LlamaCpp) -> None:
+    async with small.stream(asking()) as stream:
+        pass
+    assert [delta async for delta in stream] == []
+
+
+async def test_an_engine_that_does_not_let_go_is_reported_and_not_waited_for(
+    small: LlamaCpp, engine: SmallEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(llamacpp, "FREE_TIMEOUT", 0.05)
+    engine.linger.set()
+    async with small.stream(asking()):
+        await until(lambda: engine.processing == 1)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    engine.go.set()
+    engine.linger.clear()
+    assert (await collect(small, asking()))[0] == "Hello you."
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("my secret"), {"choices": "my secret"}, {"error": {}}])
+async def test_trouble_in_the_engine_fails_one_request(
+    small: LlamaCpp, engine: SmallEngine, trouble: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.go.set()
+    engine.words[1:1] = [trouble]
+    for _ in range(3):  # more than there are threads
+        with pytest.raises(EngineFailed):
+            await collect(small, asking("my secret"))
+    del engine.words[1]
+    assert (await collect(small, asking()))[0] == "Hello you."
+    assert "secret" not in caplog.text
+
+
+async def test_what_came_before_the_trouble_is_still_read(small: LlamaCpp, engine: SmallEngine) -> None:
+    engine.go.set()
+    engine.words[1:] = [{"error": TOO_LONG}]
+    async with small.stream(asking()) as stream:
+        assert await anext(stream) == Delta("Hello")
+        with pytest.raises(BadRequest):
+            await anext(stream)
+        assert [delta async for delta in stream] == []
+
+
+def test_a_loop_closed_meanwhile_ends_the_request() -> None:
+    loop = asyncio.new_event_loop()
+    call = llamacpp._Call(loop, prefill=False)
+    assert call.push(content("Hi")) is False
+    loop.close()
+    assert call.push(content("Hi")) is True
+    call.run(SmallEngine(), {})
+
+
+async def test_closing_cancels_refuses_and_can_be_repeated(small: LlamaCpp, engine: SmallEngine) -> None:
+    tasks = [asyncio.create_task(collect(small, asking(owner=str(n)))) for n in range(3)]
+    await until(lambda: engine.processing == 2)
+    await asyncio.gather(small.aclose(), small.aclose())
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(outcome, EngineFailed)
+    assert engine.processing == 0
+    assert not [thread for thread in threading.enumerate() if "llamacpp" in thread.name]
+    with pytest.raises(EngineFailed, match="shut down"):
+        await collect(small, asking())
+    assert await small.busy() == 0
+    await small.aclose()
+
+
+# --- loading --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_the_entry_point_takes_its_section_of_the_settings(
+    local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(llamacpp, "_start", lambda *how: started.append(how) or SmallEngine())
+    file = tmp_path / "my.gguf"
+    file.touch()
+    store: Any = SimpleNamespace(fetch=lambda name: file if local else tmp_path / name)
+    (tmp_path / "m").mkdir()
+    load(Settings(llm=LlmSettings(model="m", context=512, slots=3, threads=5, batch=8)), store)
+    assert started == [(file if local else tmp_path / "m" / "model.gguf", 512, 3, 5, 8)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "warned"), [(None, "passive", False), ("active", "active", True)]
+)
+def test_openmp_is_told_to_sleep_before_it_is_loaded(
+    before: str | None,
+    after: str,
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY") if before is None else monkeypatch.setenv("OMP_WAIT_POLICY", before)
+    monkeypatch.setattr(llamacpp, "_mapped", lambda library: False)
+    monkeypatch.setattr(llamacpp.importlib, "import_module", lambda name: os.environ["OMP_WAIT_POLICY"])
+    assert llamacpp._import_engine() == after
+    assert bool(caplog.records) is warned
+
+
+def test_an_openmp_that_is_there_already_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(llamacpp, "_mapped", lambda library: True)
+    monkeypatch.setattr(llamacpp.importlib, "import_module", lambda name: None)
+    llamacpp._import_engine()
+    assert "OMP_WAIT_POLICY=passive" in caplog.text
+
+
+def test_a_missing_system_library_is_the_operators_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setattr(llamacpp.importlib, "import_module", missing)
+    with pytest.raises(SetupError, match="package libgomp1"):
+        llamacpp._import_engine()
+
+
+# --- the real engine and the default model --------------------------------------------------------------
+
+SYSTEM = Message(
+    "system",
+    "You are a helpful voice assistant on a telephone. Answer in one short sentence, in plain words, without "
+    "lists, without markdown and without emoji. When you do not know, say so.",
+)
+LONG = "The quick brown fox jumps over the lazy dog and then goes home to sleep. " * 15
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    from antiphon.pipeline.weights import WeightStore
+
+    settings = Settings()
+    return WeightStore(settings.weights.root, bar=False).fetch(settings.llm.model) / "model.gguf"
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[LlamaCpp]:
+    model = LlamaCpp(path, context=1024, slots=2, batch=8, max_tokens=256)
+    yield model
+    asyncio.run(model.aclose())
+
+
+async def assert_idle(model: LlamaCpp) -> None:
+    """The engine itself has nothing to do and does nothing."""
+    assert await model.busy() == 0
+    before = (await model.counters())["n_decode_total"]
+    await asyncio.sleep(0.2)
+    assert (await model.counters())["n_decode_total"] == before
+
+
+async def until_computed(model: LlamaCpp, batches: int) -> None:
+    """Until so many batches more are behind the engine."""
+    begun = (await model.counters())["n_decode_total"]
+
+    async def computed() -> bool:
+        return (await model.counters())["n_decode_total"] >= begun + batches
+
+    await until(computed)
+
+
+async def idle(model: LlamaCpp) -> bool:
+    return await model.busy() == 0
+
+
+@pytest.mark.model
+async def test_greedy_replies_repeat(model: LlamaCpp) -> None:
+    request = ChatRequest([SYSTEM, Message("user", "What is the capital of France?")], "greedy", 40)
+    text, last = await collect(model, request)
+    assert "Paris" in text
+    assert last.finish_reason == "stop"
+    assert last.usage is not None
+    assert last.usage.input_tokens > 30
+    assert 0 < last.usage.output_tokens < 40
+    again, last = await collect(model, request)
+    assert again == text
+    assert last.usage is not None
+    assert last.usage.cached_tokens == last.usage.input_tokens - 1
+    assert (await collect(model, asking("Count to ten.", max_tokens=3)))[1].finish_reason == "length"
+    await assert_idle(model)
+
+
+@pytest.mark.model
+async def test_conversations_with_the_same_instructions_keep_their_prefixes(model: LlamaCpp) -> None:
+    """More conversations than slots, in turns: each turn computes only what it adds."""
+    histories = {topic: [SYSTEM] for topic in ("cats", "the Moon", "bread")}
+    before: dict[str, int] = {}
+    for question in ("Tell me something about {}.", "Why?", "What else about {}?"):
+        for topic, history in histories.items():
+            history.append(Message("user", question.format(topic)))
+            text, last = await collect(model, ChatRequest(tuple(history), topic, 8))
+            history.append(Message("assistant", text))
+            assert last.usage is not None
+            if topic in before:
+                assert last.usage.cached_tokens >= before[topic]
+            before[topic] = last.usage.input_tokens
+
+
+@pytest.mark.model
+async def test_words_after_a_prefill_are_all_that_is_left_to_compute(model: LlamaCpp) -> None:
+    def spoken(words: str, max_tokens: int) -> ChatRequest:
+        return ChatRequest([SYSTEM, Message("user", words)], "prefill", max_tokens)
+
+    words = "I would like to know what one could see in the old town on a rainy day"
+    async with model.stream(spoken(words, 0)) as stream:
+        assert [delta async for delta in stream] == []
+    await assert_idle(model)
+    _, last = await collect(model, spoken(words + ", with children.", 1))
+    assert last.usage is not None
+    # New are four tokens of text and the five that close the message and open the reply.
+    assert last.usage.input_tokens - last.usage.cached_tokens <= 10
+
+
+@pytest.mark.model
+async def test_a_cancelled_prefill_keeps_what_it_computed(model: LlamaCpp) -> None:
+    async with model.stream(asking(LONG, owner="cut", max_tokens=0)):
+        await until_computed(model, 5)
+    _, last = await collect(model, asking(LONG, owner="cut", max_tokens=1))
+    assert last.usage is not None
+    assert last.usage.cached_tokens >= 5 * 8
+
+
+@pytest.mark.model
+async def test_leaving_in_decode_frees_the_slot(model: LlamaCpp) -> None:
+    async with model.stream(asking("Write a long story about the sea.")) as stream:
+        for _ in range(3):
+            await anext(stream)
+        assert await model.busy() == 1
+    await assert_idle(model)
+
+
+@pytest.mark.model
+async def test_leaving_in_prefill_frees_the_slot(model: LlamaCpp) -> None:
+    async with model.stream(asking("Sum this up. " + LONG, owner="p")):
+        await until_computed(model, 2)
+    await assert_idle(model)
+
+
+@pytest.mark.model
+async def test_leaving_at_once_frees_the_slot(model: LlamaCpp) -> None:
+    async with model.stream(asking("Sum that up. " + LONG, owner="q")):
+        pass
+    await assert_idle(model)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+async def test_cancelled_at_any_moment_the_model_goes_on(model: LlamaCpp) -> None:
+    question = ChatRequest([SYSTEM, Message("user", "What is the capital of Italy?")], "witness", 20)
+    expected, _ = await collect(model, question)
+    rng = random.Random(5)
+    for number in range(20):
+        text = rng.choice(["Tell me a story.", f"{number} " + LONG])
+        task = asyncio.create_task(collect(model, asking(text, owner=rng.choice("abc"))))
+        await asyncio.sleep(rng.choice([0.0, 0.001, rng.random() / 2]))
+        for _ in range(rng.randint(1, 3)):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await model.busy() == 0
+    await assert_idle(model)
+    assert (await collect(model, question))[0] == expected
+
+
+@pytest.mark.model
+async def test_two_streams_run_side_by_side(model: LlamaCpp) -> None:
+    order: list[str] = []
+
+    async def read(owner: str) -> str:
+        async with model.stream(asking("Count from one to ten in words.", owner, 20)) as stream:
+            text = ""
+            async for delta in stream:
+                order.append(owner)
+                text += delta.text
+            return text
+
+    texts = await asyncio.gather(read("left"), read("right"))
+    assert all(texts)
+    changes = sum(order[n] != order[n + 1] for n in range(len(order) - 1))
+    assert changes > 4, order
+
+
+@pytest.mark.model
+async def test_a_reader_that_sleeps_holds_no_slot_and_loses_nothing(model: LlamaCpp) -> None:
+    request = asking("Count from one to five in words.", owner="slow", max_tokens=24)
+    expected, _ = await collect(model, request)
+    async with model.stream(request) as stream:
+        text = (await anext(stream)).text
+        await until(lambda: idle(model))
+        text += "".join([delta.text async for delta in stream])
+    assert text == expected
+
+
+@pytest.mark.model
+async def test_messages_that_do_not_fit_are_refused_and_the_next_ones_answered(model: LlamaCpp) -> None:
+    with pytest.raises(BadRequest, match=r"llm\.context.* 1024") as raised:
+        await collect(model, asking(LONG * 10))
+    assert raised.value.code == "context_length_exceeded"
+    await assert_idle(model)
+    assert (await collect(model, asking("Say hello.", max_tokens=5)))[0]
+
+
+@pytest.mark.model
+async def test_the_event_loop_runs_while_the_model_computes(model: LlamaCpp) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    seen: list[int] = []
+    async with model.stream(asking("Tell me about rivers.", owner="beat", max_tokens=16)) as stream:
+        async for _ in stream:
+            seen.append(turns)
+    counting.cancel()
+    # A loop that is blocked while a token is computed turns about once for each.
+    assert seen[-1] > 4 * len(seen)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+async def test_characters_come_whole_wherever_the_reply_is_cut(model: LlamaCpp) -> None:
+    prompt = "Repeat exactly: 👩‍👩‍👧‍👦🇫🇷🦄你好नमस्ते"
+    texts = [(await collect(model, asking(prompt, owner="utf8", max_tokens=n)))[0] for n in range(1, 25)]
+    assert "\ufffd" not in "".join(texts)
+    assert any(ord(character) > 0xFFFF for character in texts[-1])
+    for shorter, longer in itertools.pairwise(texts):
+        assert longer.startswith(shorter)
+
+
+@pytest.mark.model
+async def test_nothing_of_a_prompt_is_written_down(
+    model: LlamaCpp, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await collect(model, asking("xyzzy plugh", max_tokens=2))
+    with pytest.raises(BadRequest):
+        await collect(model, asking("xyzzy plugh " * 2000))
+    with pytest.raises(EngineFailed):
+        await collect(model, asking("xyzzy \ud800"))
+    written = capfd.readouterr()
+    assert "xyzzy" not in caplog.text + written.out + written.err
+
+
+@pytest.mark.model
+async def test_nobody_can_connect_and_nothing_stays_behind(path: Path) -> None:
+    process = psutil.Process()
+
+    def listening() -> int:
+        return sum(c.status == psutil.CONN_LISTEN for c in process.net_connections("inet"))
+
+    threads, sockets = process.num_threads(), listening()
+    model = await asyncio.to_thread(LlamaCpp, path, context=256, slots=1)
+    try:
+        assert (await collect(model, asking("Hello.", max_tokens=2)))[0]
+        assert listening() == sockets
+        names = [str(c.laddr) for c in process.net_connections("unix") if "antiphon" in str(c.laddr)]
+        assert names
+        assert not [name for name in names if await asyncio.to_thread(os.path.exists, name)]
+    finally:
+        await model.aclose()
+        await model.aclose()
+    await until(lambda: process.num_threads() <= threads + 1)  # one of asyncio.to_thread's
+
+
+@pytest.mark.model
+def test_a_file_that_is_no_model_is_the_operators_error(tmp_path: Path) -> None:
+    broken = tmp_path / "model.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(WeightsError, match="must be a whole"):
+        LlamaCpp(broken)

@@ -1,0 +1,852 @@
+"""The codec: what each client event asks for, what is refused and how, and the wire of every output."""
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.realtime import RealtimeServerEvent
+from openai.types.realtime.realtime_session_create_response import RealtimeSessionCreateResponse
+from pydantic import TypeAdapter
+
+from antiphon.pipeline.audio import mulaw_to_samples, pcm16_to_samples, samples_to_mulaw, samples_to_pcm16
+from antiphon.pipeline.errors import BadRequest, EngineFailed
+from antiphon.pipeline.events import (
+    AppendAudio,
+    AudioCleared,
+    AudioCommitted,
+    CancelResponse,
+    ClearAudio,
+    CommitAudio,
+    Configure,
+    Configured,
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    Failed,
+    Item,
+    ItemAdded,
+    ItemDeleted,
+    ItemDone,
+    ItemRetrieved,
+    ItemTruncated,
+    Output,
+    OutputAudio,
+    OutputDone,
+    OutputStarted,
+    OutputText,
+    Part,
+    Response,
+    ResponseDone,
+    ResponseStarted,
+    RetrieveItem,
+    SessionConfig,
+    TranscriptionDelta,
+    TranscriptionDone,
+    TranscriptionFailed,
+    TruncateItem,
+    TurnPolicy,
+    TurnStarted,
+    TurnStopped,
+    Usage,
+)
+from antiphon.transport import schema
+from antiphon.transport.realtime import RealtimeCodec
+from antiphon.transport.session_object import EAGERNESS, OPENAI_VOICES, Offer
+
+WIRE = Path(__file__).parent / "data" / "wire"
+DEFAULTS = SessionConfig(instructions="Be brief.", language="en")
+OFFER = Offer(DEFAULTS, ("heart", "alto"), transcription_model="whisper-tiny.en", max_append_bytes=48_000 * 2)
+EVENT: TypeAdapter[RealtimeServerEvent] = TypeAdapter(RealtimeServerEvent)
+
+
+def counting() -> Any:
+    """Ids in the order of asking: event_1, conv_2."""
+    numbers = itertools.count(1)
+    return lambda prefix: f"{prefix}_{next(numbers)}"
+
+
+def codec(**options: Any) -> RealtimeCodec:
+    return RealtimeCodec("sess_1", OFFER, new_id=counting(), **{"model": "gpt-realtime"} | options)
+
+
+def decode(wire: RealtimeCodec, kind: str, **fields: Any) -> Any:
+    return wire.decode(json.dumps({"type": kind, "event_id": "mine", **fields}))
+
+
+def one(wire: RealtimeCodec, kind: str, **fields: Any) -> Any:
+    asked = decode(wire, kind, **fields)
+    assert not isinstance(asked, Failed), asked.error.message
+    (command,) = asked
+    return command
+
+
+def refusal(wire: RealtimeCodec, kind: str, **fields: Any) -> BadRequest:
+    asked = decode(wire, kind, **fields)
+    assert isinstance(asked, Failed)
+    assert asked.event_id == "mine"
+    return asked.error
+
+
+def update(wire: RealtimeCodec, **session: Any) -> SessionConfig:
+    """The configuration after an update, acknowledged to the client."""
+    command = one(wire, "session.update", session=session)
+    assert isinstance(command, Configure)
+    wire.encode(Configured(command.config))
+    return command.config
+
+
+def session_of(wire: RealtimeCodec) -> dict[str, Any]:
+    return wire.created()[0]["session"]
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+# --- server events are OpenAI's -------------------------------------------------------------------------
+
+
+def unknown_fields(value: object, path: str = "") -> Iterator[str]:
+    if isinstance(value, openai.BaseModel):
+        for name in value.model_extra or {}:
+            yield f"{path}.{name}"
+        for name in type(value).model_fields:
+            yield from unknown_fields(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, list):
+        for member in value:
+            yield from unknown_fields(member, f"{path}[]")
+
+
+ONLY_IN_THE_RESPONSE_TYPE = {
+    f".session.{name}"
+    for name in ("id", "object", "expires_at")
+    if name in RealtimeSessionCreateResponse.model_fields
+}
+"""OpenAI's server sends these, and its types have them, but not where the event types look."""
+
+
+def check(event: dict[str, Any]) -> None:
+    """Valid in the newest SDK's union, as the type it says it is, with no member that this type lacks."""
+    parsed = EVENT.validate_json(json.dumps(event))
+    (kind,) = get_args(type(parsed).model_fields["type"].annotation)
+    assert kind == event["type"]
+    assert set(unknown_fields(parsed)) <= ONLY_IN_THE_RESPONSE_TYPE
+
+
+def play(wire: RealtimeCodec, *outputs: Output) -> list[dict[str, Any]]:
+    events = [event for output in outputs for event in wire.encode(output)]
+    for event in events:
+        check(event)
+    return events
+
+
+USER = Item("item_1", role="user", parts=(Part("input_audio"),))
+ASSISTANT = Item("item_2", role="assistant", parts=(Part("output_audio", ""),), status="in_progress")
+SAID = Item("item_2", role="assistant", parts=(Part("output_audio", "Noon. Lunch?"),))
+NOTE = {"client_event_id": "e1"}
+STARTED = Response("resp_1", "audio", voice="heart", metadata=NOTE)
+USAGE = Usage(input_tokens=31, cached_tokens=20, output_tokens=6, output_audio_tokens=25)
+
+
+def ramp(start: float, seconds: float) -> np.ndarray:
+    """A slow sawtooth at 24 kHz: exact in 16 bits, and never the same twice in a row."""
+    index = np.arange(round(start * 24_000), round((start + seconds) * 24_000))
+    return ((index % 2000 - 1000) / 32768).astype(np.float32)
+
+
+VOICE_TURN: list[Output] = [
+    TurnStarted("item_1", 0.2),
+    TurnStopped("item_1", 1.5004),
+    AudioCommitted("item_1", None),
+    ItemAdded(USER, None),
+    ItemDone(USER, None),
+    TranscriptionDelta("item_1", "What time is it?"),
+    TranscriptionDone("item_1", "What time is it?", 1.3004),
+    ResponseStarted(STARTED),
+    OutputStarted("resp_1", ASSISTANT, "item_1"),
+    OutputText("resp_1", "item_2", "audio", "Noon."),
+    OutputAudio("resp_1", "item_2", ramp(0, 0.01), 24_000, 0.0),
+    OutputText("resp_1", "item_2", "audio", " Lunch?"),
+    OutputAudio("resp_1", "item_2", ramp(0.01, 0.01), 24_000, 0.01),
+    OutputDone("resp_1", SAID, "item_1"),
+    ResponseDone(
+        Response("resp_1", "audio", "completed", output=(SAID,), usage=USAGE, voice="heart", metadata=NOTE)
+    ),
+]  # fmt: skip
+
+CUT = Item("item_2", role="assistant", parts=(Part("output_audio", "Noon."),), status="incomplete")
+BARGE_IN: list[Output] = [
+    ResponseStarted(STARTED),
+    OutputStarted("resp_1", ASSISTANT, "item_1"),
+    OutputText("resp_1", "item_2", "audio", "Noon."),
+    OutputAudio("resp_1", "item_2", ramp(0, 0.01), 24_000, 0.0),
+    TurnStarted("item_3", 3.0),
+    OutputDone("resp_1", CUT, "item_1"),
+    ResponseDone(
+        Response("resp_1", "audio", "cancelled", "turn_detected", output=(CUT,), usage=USAGE, voice="heart")
+    ),
+    ItemTruncated("item_2", 0, 0.01),
+]  # fmt: skip
+
+WRITTEN = Item("item_2", role="assistant", parts=(Part("output_text", ""),), status="in_progress")
+TEXT = Item("item_2", role="assistant", parts=(Part("output_text", "Noon ☀"),))
+TEXT_TURN: list[Output] = [
+    ItemAdded(Item("item_1", role="user", parts=(Part("input_text", "Time?"),)), "item_0"),
+    ItemDone(Item("item_1", role="user", parts=(Part("input_text", "Time?"),)), "item_0"),
+    ResponseStarted(Response("resp_1", "text", max_output_tokens=50)),
+    OutputStarted("resp_1", WRITTEN, "item_1"),
+    OutputText("resp_1", "item_2", "text", "Noon"),
+    OutputText("resp_1", "item_2", "text", " ☀"),
+    OutputDone("resp_1", TEXT, "item_1"),
+    ResponseDone(Response("resp_1", "text", "completed", output=(TEXT,), usage=USAGE)),
+]  # fmt: skip
+
+FAILURE = EngineFailed("the model failed")
+EVERYTHING_ELSE: list[Output] = [
+    Configured(DEFAULTS),
+    AudioCleared(),
+    ItemRetrieved(Item("item_9", role="system", parts=(Part("input_text", "Be kind."),))),
+    ItemAdded(Item("item_8", "function_call", name="now", arguments="{}", call_id="call_1"), None),
+    ItemDone(Item("item_7", "function_call_output", call_id="call_1", output="12:00"), "item_8"),
+    ItemDeleted("item_9"),
+    TranscriptionFailed("item_1", FAILURE),
+    ResponseStarted(Response("resp_2", "text", in_conversation=False)),
+    OutputStarted("resp_2", WRITTEN, None, in_conversation=False),
+    OutputDone("resp_2", TEXT, None, in_conversation=False),
+    ResponseDone(Response("resp_2", "text", "failed", error=FAILURE, in_conversation=False)),
+    ResponseDone(Response("resp_3", "text", "incomplete", "max_output_tokens")),
+    Failed(BadRequest("No such thing.", code="invalid_value", param="item.id"), "mine"),
+    Failed(BadRequest("No such thing.")),
+]  # fmt: skip
+
+CAPTURES = {
+    "voice_turn": VOICE_TURN,
+    "barge_in": BARGE_IN,
+    "text_turn": TEXT_TURN,
+    "everything_else": EVERYTHING_ELSE,
+}
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_the_wire_is_the_golden_capture(name: str, request: pytest.FixtureRequest):
+    wire = codec(expires_at=1_800_000_000)
+    events = [*wire.created(), *play(wire, *CAPTURES[name])]
+    check(events[0])
+    lines = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events)
+    assert lines == (WIRE / f"{name}.jsonl").read_text(encoding="utf-8")
+
+
+def test_every_output_is_in_a_capture():
+    covered = {type(output) for outputs in CAPTURES.values() for output in outputs}
+    assert covered == set(get_args(Output))
+
+
+def test_a_voice_turn_comes_in_the_order_of_the_api():
+    kinds = [event["type"] for event in play(codec(), *VOICE_TURN)]
+    transcription = "conversation.item.input_audio_transcription"
+    assert kinds == [
+        "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.committed", "conversation.item.added", "conversation.item.done",
+        f"{transcription}.delta", f"{transcription}.completed",
+        "response.created", "response.output_item.added", "conversation.item.added",
+        "response.content_part.added",
+        "response.output_audio_transcript.delta", "response.output_audio.delta",
+        "response.output_audio_transcript.delta", "response.output_audio.delta",
+        "response.output_audio.done", "response.output_audio_transcript.done", "response.content_part.done",
+        "conversation.item.done", "response.output_item.done", "response.done",
+    ]  # fmt: skip
+
+
+def test_event_ids_are_all_different():
+    events = play(codec(), *VOICE_TURN)
+    assert len({event["event_id"] for event in events}) == len(events)
+
+
+def test_an_out_of_band_response_is_not_an_item_of_the_conversation():
+    kinds = [event["type"] for event in play(codec(), *EVERYTHING_ELSE)]
+    added = kinds.index("response.output_item.added")
+    assert "conversation.item.added" not in kinds[added:]
+
+
+def test_optional_strings_are_left_out_rather_than_null():
+    events = play(codec(), *VOICE_TURN, *EVERYTHING_ELSE)
+    for event in events:
+        if event["type"].startswith("response.content_part"):
+            assert None not in event["part"].values()
+        if event["type"].endswith("transcription.failed"):
+            assert event["error"] == {
+                "message": "the model failed", "type": "server_error", "code": "engine_failed"
+            }  # fmt: skip
+
+
+# --- audio out ------------------------------------------------------------------------------------------
+
+
+def sent(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(
+        base64.b64decode(event["delta"]) for event in events if event["type"] == "response.output_audio.delta"
+    )
+
+
+def spoken(
+    wire: RealtimeCodec, samples: np.ndarray, rate: int, *, status: Any = "completed"
+) -> list[dict[str, Any]]:
+    item = Item("item_2", role="assistant", parts=(Part("output_audio", "x"),), status=status)
+    pieces = np.array_split(samples, 7)
+    return play(
+        wire,
+        OutputStarted("resp_1", ASSISTANT, None),
+        *(OutputAudio("resp_1", "item_2", piece, rate, 0.0) for piece in pieces),
+        OutputDone("resp_1", item, None),
+    )
+
+
+def test_all_that_is_produced_is_delivered():
+    samples = ramp(0, 3)
+    assert sent(spoken(codec(), samples, 24_000)) == samples_to_pcm16(samples)
+
+
+def test_resampled_audio_loses_nothing_at_its_end():
+    assert len(sent(spoken(codec(), ramp(0, 1.0)[:22_050], 22_050))) == 2 * 24_000
+
+
+def test_a_cut_reply_sends_nothing_after_the_cut():
+    events = spoken(codec(), ramp(0, 1.0)[:22_050], 22_050, status="incomplete")
+    assert 2 * 23_900 < len(sent(events)) < 2 * 24_000
+
+
+def test_a_delta_holds_at_most_200_ms():
+    deltas = [e["delta"] for e in spoken(codec(), ramp(0, 5), 24_000) if "output_audio.delta" in e["type"]]
+    assert max(len(base64.b64decode(delta)) for delta in deltas) == 2 * 4800
+
+
+def test_g711_goes_out_at_8_khz():
+    wire = codec()
+    update(wire, audio={"output": {"format": {"type": "audio/pcmu"}}})
+    samples = (0.3 * np.sin(np.arange(24_000) * 2 * np.pi * 300 / 24_000)).astype(np.float32)
+    heard = mulaw_to_samples(sent(spoken(wire, samples, 24_000)))
+    assert len(heard) == 8000
+    assert np.sqrt(np.mean((heard - samples[::3]) ** 2)) < 0.01
+
+
+def test_the_output_format_changes_when_the_client_is_told():
+    wire = codec()
+    configure = one(wire, "session.update", session={"audio": {"output": {"format": {"type": "audio/pcma"}}}})
+    assert len(sent(spoken(wire, ramp(0, 1), 24_000))) == 48_000
+    play(wire, Configured(configure.config))
+    assert len(sent(spoken(wire, ramp(0, 1), 24_000))) == 8_000
+
+
+def test_audio_of_a_reply_that_is_done_is_not_sent():
+    wire = codec()
+    play(wire, *VOICE_TURN)
+    assert wire.encode(OutputAudio("resp_1", "item_2", ramp(0, 1), 24_000, 0.0)) == []
+
+
+# --- audio in -------------------------------------------------------------------------------------------
+
+
+def appended(commands: Any) -> np.ndarray:
+    assert not isinstance(commands, Failed), commands.error.message
+    return np.concatenate([np.zeros(0)] + [c.samples for c in commands if isinstance(c, AppendAudio)])
+
+
+def test_appended_audio_is_16_khz_and_whole_after_a_commit():
+    wire = codec()
+    tone = (0.5 * np.sin(np.arange(12_000) * 2 * np.pi * 440 / 24_000)).astype(np.float32)
+    data = samples_to_pcm16(tone)
+    heard = [appended(decode(wire, "input_audio_buffer.append", audio=b64(data[at : at + 1000])))
+             for at in range(0, len(data), 1000)]  # fmt: skip
+    *rest, commit = decode(wire, "input_audio_buffer.commit")
+    assert commit == CommitAudio("mine")
+    samples = np.concatenate([*heard, appended(rest)])
+    expected = 0.5 * np.sin(np.arange(8_000) * 2 * np.pi * 440 / 16_000)
+    assert len(samples) == 8_000
+    assert np.abs(samples - expected)[100:-100].max() < 1e-3
+
+
+def test_a_long_append_comes_in_pieces():
+    commands = decode(codec(), "input_audio_buffer.append", audio=b64(bytes(96_000)))
+    assert [len(c.samples) for c in commands[:-1]] == [16_000]
+    assert all(c.event_id == "mine" for c in commands)
+
+
+def test_clear_forgets_what_the_resampler_holds():
+    wire = codec()
+    decode(wire, "input_audio_buffer.append", audio=b64(samples_to_pcm16(np.ones(2400, np.float32))))
+    assert one(wire, "input_audio_buffer.clear") == ClearAudio("mine")
+    assert np.abs(appended(decode(wire, "input_audio_buffer.append", audio=b64(bytes(4800))))).max() == 0
+
+
+def test_g711_comes_in_at_8_khz():
+    wire = codec()
+    update(wire, audio={"input": {"format": {"type": "audio/pcmu"}}})
+    data = samples_to_mulaw(np.zeros(801, np.float32))
+    heard = appended(decode(wire, "input_audio_buffer.append", audio=b64(data)))
+    assert 1550 < len(heard) <= 1602
+
+
+def test_a_change_of_format_keeps_the_old_audio():
+    wire = codec()
+    first = appended(decode(wire, "input_audio_buffer.append", audio=b64(bytes(4800))))
+    *rest, configure = decode(
+        wire, "session.update", session={"audio": {"input": {"format": {"type": "audio/pcma"}}}}
+    )
+    assert isinstance(configure, Configure)
+    assert len(first) + len(appended(rest)) == 1600
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("", "invalid_json", None),
+        ("[" * 100_000, "invalid_json", None),
+        ('{"type": "response.cancel", "x": NaN}', "invalid_json", None),
+        ("[]", "invalid_json", None),
+        ("null", "invalid_json", None),
+        (b"\x00\x01", "binary_frame", None),
+        ("{}", "missing_required_parameter", "type"),
+        ('{"type": 3}', "invalid_value", "type"),
+        ('{"type": "response.audio"}', "invalid_value", "type"),
+        ('{"type": "output_audio_buffer.clear"}', "unsupported", "type"),
+        ('{"type": "input_audio_buffer.append"}', "missing_required_parameter", "audio"),
+        ('{"type": "input_audio_buffer.append", "audio": 1}', "invalid_type", "audio"),
+        ('{"type": "input_audio_buffer.append", "audio": "###"}', "invalid_base64", "audio"),
+        ('{"type": "input_audio_buffer.append", "audio": "é"}', "invalid_base64", "audio"),
+        ('{"type": "input_audio_buffer.append", "audio": "AAAA"}', "invalid_audio", None),
+        ('{"type": "input_audio_buffer.commit", "final": true}', "unknown_parameter", "final"),
+        ('{"type": "response.cancel", "event_id": 7}', "invalid_type", "event_id"),
+        ('{"type": "conversation.item.truncate", "item_id": "a", "content_index": 0, "audio_end_ms": -1}',
+         "invalid_value", "audio_end_ms"),
+        ('{"type": "conversation.item.truncate", "item_id": "a", "content_index": 0, "audio_end_ms": "1"}',
+         "invalid_type", "audio_end_ms"),
+        ('{"type": "session.update", "session": {"instructions": "\\ud800"}}', "invalid_json", None),
+    ],
+)  # fmt: skip
+def test_bad_messages_are_errors_that_name_the_fault(message: str | bytes, code: str, param: str | None):
+    wire = codec()
+    before = session_of(wire)
+    asked = wire.decode(message)
+    assert isinstance(asked, Failed)
+    assert (asked.error.code, asked.error.param) == (code, param)
+    (event,) = play(wire, asked)
+    assert event["error"]["type"] == "invalid_request_error"
+    assert session_of(wire) == before
+
+
+WORDS = sorted(
+    {"type", "session", "event_id", "item", "item_id", "response", "audio", "content", "role", "id", "input"}
+    | {"output", "format", "turn_detection", "voice", "speed", "tracing", "metadata", "truncation", "tools"}
+    | {"transcription", "threshold", "message", "user", "server_vad", "audio/pcmu", "realtime", "auto", "inf"}
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(WORDS)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS) | st.text(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(schema.EVENTS)), st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=5))
+def test_whatever_comes_is_a_command_or_an_error(kind: str, fields: dict[str, Any]):
+    wire = codec()
+    asked = wire.decode(json.dumps(fields | {"type": kind}))
+    if isinstance(asked, Failed):
+        play(wire, asked)
+    for event in wire.created():
+        check(event)
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        {"tracing": {"metadata": {"a": {"b": 1}}}},
+        {"instructions": "x" * 200_000},
+        {"audio": {"output": {"speed": 10**400}}},
+    ],
+)
+def test_nothing_unbounded_is_kept(session: dict[str, Any]):
+    assert refusal(codec(), "session.update", session=session).type == "invalid_request_error"
+
+
+def test_an_append_over_the_limit_is_refused_before_it_is_decoded():
+    assert refusal(codec(), "input_audio_buffer.append", audio="A" * 200_000).code == "too_large"
+
+
+def test_a_refused_append_takes_nothing():
+    wire = codec()
+    refusal(wire, "input_audio_buffer.append", audio=b64(bytes(2401)))
+    assert len(appended(decode(wire, "input_audio_buffer.commit"))) == 0
+
+
+# --- the session object ---------------------------------------------------------------------------------
+
+
+def test_what_the_server_announces_is_what_the_pipeline_is_told():
+    wire = codec()
+    assert update(wire) == DEFAULTS
+    session = session_of(wire)
+    assert (session["id"], session["object"], session["model"]) == (
+        "sess_1",
+        "realtime.session",
+        "gpt-realtime",
+    )
+    assert session["audio"]["input"]["turn_detection"]["silence_duration_ms"] == 500
+
+
+def test_an_update_keeps_the_siblings_of_what_it_changes():
+    wire = codec()
+    config = update(
+        wire, audio={"input": {"turn_detection": {"silence_duration_ms": 700}}}, instructions="Shout."
+    )
+    assert config.turn == TurnPolicy(silence=0.7)
+    assert (config.vad_threshold, config.instructions, config.transcribe) == (0.5, "Shout.", True)
+    again = update(wire, audio={"input": {"turn_detection": {"threshold": 0.9, "type": "server_vad"}}})
+    assert (again.turn, again.vad_threshold) == (TurnPolicy(silence=0.7), 0.9)
+    assert session_of(wire)["audio"]["input"]["turn_detection"]["silence_duration_ms"] == 700
+
+
+def test_null_clears_and_goes_back_to_the_default():
+    wire = codec()
+    config = update(
+        wire,
+        instructions="Shout.",
+        max_output_tokens=7,
+        audio={
+            "input": {"turn_detection": None, "transcription": None},
+            "output": {"speed": 1.5, "voice": "alto"},
+        },
+    )
+    assert config.turn is None
+    assert (config.transcribe, config.speed, config.voice, config.max_output_tokens) == (
+        False,
+        1.5,
+        "alto",
+        7,
+    )
+    session = session_of(wire)
+    assert session["audio"]["input"]["turn_detection"] is None
+    assert session["audio"]["input"]["transcription"] is None
+    config = update(
+        wire, instructions=None, max_output_tokens=None, audio={"output": {"speed": None, "voice": None}}
+    )
+    assert config.turn is None
+    assert (config.instructions, config.speed, config.voice) == ("Be brief.", 1.0, "heart")
+    assert config.max_output_tokens is None
+    assert update(wire, audio=None) == DEFAULTS
+
+
+def test_escaped_characters_beyond_16_bits_are_text():
+    wire = codec()
+    asked = wire.decode('{"type": "session.update", "session": {"instructions": "\\ud83d\\ude00"}}')
+    assert not isinstance(asked, Failed)
+    assert asked[0].config.instructions == "😀"
+
+
+def test_empty_is_not_the_default():
+    assert update(codec(), instructions="").instructions == ""
+
+
+@pytest.mark.parametrize("eagerness", ["low", "medium", "high", "auto", None])
+def test_semantic_vad_is_a_silence(eagerness: str | None):
+    wire = codec()
+    detection = {"type": "semantic_vad"} | ({"eagerness": eagerness} if eagerness else {})
+    config = update(wire, audio={"input": {"turn_detection": detection | {"create_response": False}}})
+    assert config.turn == TurnPolicy(EAGERNESS.get(eagerness or "auto", 0.5), create_response=False)
+    assert session_of(wire)["audio"]["input"]["turn_detection"] == {
+        "type": "semantic_vad",
+        "eagerness": eagerness or "auto",
+        "create_response": False,
+        "interrupt_response": True,
+    }
+
+
+def test_turn_detection_can_come_back():
+    wire = codec()
+    update(wire, audio={"input": {"turn_detection": None}})
+    config = update(
+        wire, audio={"input": {"turn_detection": {"type": "server_vad", "interrupt_response": False}}}
+    )
+    assert config.turn == TurnPolicy(0.5, interrupt_response=False)
+
+
+def test_the_preroll_is_never_less_than_300_ms():
+    wire = codec()
+    config = update(wire, audio={"input": {"turn_detection": {"prefix_padding_ms": 20}}})
+    assert config.prefix_padding == 0.3
+    assert session_of(wire)["audio"]["input"]["turn_detection"]["prefix_padding_ms"] == 20
+
+
+@pytest.mark.parametrize(("said", "meant"), [(0, 0.01), (1, 0.99), (0.3, 0.3)])
+def test_the_detector_gets_a_threshold_it_can_cross(said: float, meant: float):
+    config = update(codec(), audio={"input": {"turn_detection": {"threshold": said}}})
+    assert config.vad_threshold == meant
+
+
+@pytest.mark.parametrize("voice", ["alloy", {"id": "marin"}, "heart"])
+def test_openai_voices_are_our_default_by_another_name(voice: Any):
+    wire = codec()
+    assert update(wire, audio={"output": {"voice": voice}}).voice == "heart"
+    name = voice if isinstance(voice, str) else voice["id"]
+    assert session_of(wire)["audio"]["output"]["voice"] == name
+    response = play(wire, ResponseStarted(STARTED))[0]["response"]
+    assert response["audio"]["output"]["voice"] == name
+    assert len(OPENAI_VOICES) == 13
+
+
+def test_languages_of_the_transcription():
+    wire = codec()
+    assert update(wire, audio={"input": {"transcription": {"language": "de-AT"}}}).language == "de"
+    assert (
+        update(wire, audio={"input": {"transcription": {"language": None, "languages": ["fr"]}}}).language
+        == "fr"
+    )
+    assert update(wire, audio={"input": {"transcription": {"languages": ["fr", "it"]}}}).language == "en"
+    assert update(wire, audio={"input": {"transcription": {"model": "gpt-4o-transcribe"}}}).transcribe
+
+
+def test_what_agents_sdks_send_on_connecting_is_taken():
+    wire = codec()
+    config = update(
+        wire,
+        type="realtime",
+        model="gpt-realtime",
+        instructions="Hi.",
+        output_modalities=["audio"],
+        audio={
+            "input": {
+                "format": {"type": "audio/pcm", "rate": 24000},
+                "transcription": {"model": "gpt-4o-mini-transcribe"},
+                "turn_detection": {"type": "semantic_vad", "interrupt_response": True},
+                "noise_reduction": {"type": "near_field"},
+            },
+            "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 1},
+        },
+        tracing="auto",
+        tools=[],
+        tool_choice="auto",
+        truncation={"type": "retention_ratio", "retention_ratio": 0.8},
+        prompt=None,
+        include=None,
+    )
+    assert config.instructions == "Hi."
+    (event,) = play(wire, Configured(config))
+    assert event["session"]["tracing"] == "auto"
+    assert event["session"]["audio"]["input"]["noise_reduction"] == {"type": "near_field"}
+
+
+@pytest.mark.parametrize(
+    ("session", "code", "param"),
+    [
+        ({"type": "transcription"}, "unsupported", "type"),
+        ({"type": "conversation"}, "invalid_value", "type"),
+        ({"model": "gpt-5"}, "cannot_update_model", "model"),
+        ({"voice": "alloy"}, "unknown_parameter", "voice"),
+        ({"modalities": ["text"]}, "unknown_parameter", "modalities"),
+        ({"output_modalities": ["audio", "text"]}, "invalid_value", "output_modalities"),
+        ({"output_modalities": []}, "invalid_value", "output_modalities"),
+        ({"output_modalities": ["video"]}, "invalid_value", "output_modalities[0]"),
+        ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
+        ({"max_output_tokens": 4097}, "invalid_value", "max_output_tokens"),
+        ({"instructions": 3}, "invalid_type", "instructions"),
+        ({"tools": [{"type": "function", "name": "now"}]}, "unsupported", "tools"),
+        ({"tool_choice": "required"}, "unsupported", "tool_choice"),
+        ({"prompt": {"id": "pmpt_1"}}, "unsupported", "prompt"),
+        ({"include": ["item.input_audio_transcription.logprobs"]}, "unsupported", "include"),
+        ({"audio": 3}, "invalid_type", "audio"),
+        ({"audio": {"output": {"speed": 2}}}, "invalid_value", "audio.output.speed"),
+        ({"audio": {"output": {"speed": "fast"}}}, "invalid_type", "audio.output.speed"),
+        ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "audio.output.voice"),
+        ({"audio": {"output": {"format": {"type": "audio/opus"}}}}, "invalid_value", "audio.output.format"),
+        ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}}, "invalid_value",
+         "audio.input.format.rate"),
+        ({"audio": {"input": {"format": "pcm16"}}}, "invalid_type", "audio.input.format"),
+        ({"audio": {"input": {"turn_detection": {"type": "none"}}}}, "invalid_value",
+         "audio.input.turn_detection"),
+        ({"audio": {"input": {"turn_detection": {"threshold": 1.5}}}}, "invalid_value",
+         "audio.input.turn_detection.threshold"),
+        ({"audio": {"input": {"turn_detection": {"silence_duration_ms": "500"}}}}, "invalid_type",
+         "audio.input.turn_detection.silence_duration_ms"),
+        ({"audio": {"input": {"turn_detection": {"idle_timeout_ms": 6000}}}}, "unsupported",
+         "audio.input.turn_detection.idle_timeout_ms"),
+        ({"audio": {"input": {"turn_detection": {"eagerness": "high"}}}}, "unknown_parameter",
+         "audio.input.turn_detection.eagerness"),
+        ({"audio": {"input": {"transcription": {"language": "English!"}}}}, "invalid_value",
+         "audio.input.transcription.language"),
+    ],
+)  # fmt: skip
+def test_a_wrong_update_names_the_field_and_changes_nothing(session: dict[str, Any], code: str, param: str):
+    wire = codec()
+    before = session_of(wire)
+    error = refusal(wire, "session.update", session={"type": "realtime", "instructions": "New."} | session)
+    assert (error.code, error.param) == (code, f"session.{param}")
+    assert session_of(wire) == before
+    assert update(wire) == DEFAULTS
+
+
+def test_the_model_may_be_named_once_when_the_url_named_none():
+    wire = codec(model=None)
+    assert session_of(wire)["model"] == "antiphon"
+    update(wire, model="gpt-realtime")
+    assert session_of(wire)["model"] == "gpt-realtime"
+    assert refusal(wire, "session.update", session={"model": "other"}).code == "cannot_update_model"
+
+
+def test_the_voice_stays_once_it_has_spoken():
+    wire = codec()
+    update(wire, audio={"output": {"voice": "alto"}})
+    play(wire, *BARGE_IN)
+    error = refusal(wire, "session.update", session={"audio": {"output": {"voice": "heart"}}})
+    assert (error.code, error.param) == ("cannot_update_voice", "session.audio.output.voice")
+    error = refusal(wire, "response.create", response={"audio": {"output": {"voice": "alloy"}}})
+    assert (error.code, error.param) == ("cannot_update_voice", "response.audio.output.voice")
+    assert update(wire, audio={"output": {"voice": "alto", "speed": 0.5}}).speed == 0.5
+
+
+def test_each_update_is_acknowledged_with_its_own_session():
+    wire = codec()
+    first = one(wire, "session.update", session={"instructions": "One."}).config
+    second = one(wire, "session.update", session={"instructions": "Two."}).config
+    events = play(wire, Configured(first), Configured(second))
+    assert [event["session"]["instructions"] for event in events] == ["One.", "Two."]
+
+
+# --- the other client events ----------------------------------------------------------------------------
+
+
+def test_plain_client_events():
+    wire = codec()
+    assert one(wire, "conversation.item.retrieve", item_id="a") == RetrieveItem("a", "mine")
+    assert one(wire, "conversation.item.delete", item_id="a") == DeleteItem("a", "mine")
+    assert one(wire, "response.cancel") == CancelResponse(None, "mine")
+    assert one(wire, "response.cancel", response_id="r") == CancelResponse("r", "mine")
+    assert one(wire, "response.create") == CreateResponse(event_id="mine")
+    assert one(
+        wire, "conversation.item.truncate", item_id="a", content_index=0, audio_end_ms=1250
+    ) == TruncateItem("a", 0, 1.25, "mine")
+
+
+def message(role: str, *content: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": list(content), **rest}
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (message("user", {"type": "input_text", "text": "Hi"}),
+         Item("", role="user", parts=(Part("input_text", "Hi"),))),
+        (message("system", {"type": "input_text", "text": ""}, id="s1"),
+         Item("s1", role="system", parts=(Part("input_text", ""),))),
+        (message("user", {"type": "input_audio", "audio": "AAAA", "transcript": "Hi"},
+                 object="realtime.item"),
+         Item("", role="user", parts=(Part("input_audio", "Hi"),))),
+        (message("assistant", {"type": "output_text", "text": "A"},
+                 {"type": "output_audio", "transcript": "B"}, status="completed"),
+         Item("", role="assistant", parts=(Part("output_text", "A"), Part("output_audio", "B")))),
+        ({"type": "function_call", "name": "now", "arguments": "{}", "call_id": "c"},
+         Item("", "function_call", name="now", arguments="{}", call_id="c")),
+        ({"type": "function_call_output", "output": "12", "call_id": "c"},
+         Item("", "function_call_output", output="12", call_id="c")),
+    ],
+)  # fmt: skip
+def test_items_come_in(item: dict[str, Any], expected: Item):
+    wire = codec()
+    command = one(wire, "conversation.item.create", item=item, previous_item_id="root")
+    assert command == CreateItem(expected, "root", "mine")
+    as_input = one(wire, "response.create", response={"input": [item], "conversation": "none"})
+    assert as_input == CreateResponse(input=[expected], in_conversation=False, event_id="mine")
+
+
+@pytest.mark.parametrize(
+    ("item", "code", "param"),
+    [
+        (message("user", {"type": "input_audio", "audio": "AAAA"}), "unsupported", "item.content[0].audio"),
+        (message("user", {"type": "input_text"}), "missing_required_parameter", "item.content[0].text"),
+        (message("user", {"type": "input_image", "image_url": "data:"}), "unsupported", "item.content[0]"),
+        (message("user", {"type": "output_text", "text": "x"}), "invalid_value", "item.content[0].type"),
+        (message("user", {"type": "text", "text": "x"}), "invalid_value", "item.content[0].type"),
+        (message("tool"), "invalid_value", "item.role"),
+        ({"type": "item_reference", "id": "a"}, "invalid_value", "item"),
+        ({"type": "function_call_output", "output": {}, "call_id": "c"}, "invalid_type", "item.output"),
+        ({"role": "user"}, "invalid_value", "item"),
+    ],
+)
+def test_items_that_cannot_be_had(item: dict[str, Any], code: str, param: str):
+    error = refusal(codec(), "conversation.item.create", item=item)
+    assert (error.code, error.param) == (code, param)
+
+
+def test_a_response_may_differ_from_its_session():
+    wire = codec()
+    update(wire, max_output_tokens=100)
+    asked = one(
+        wire,
+        "response.create",
+        response={
+            "instructions": "Sing.",
+            "output_modalities": ["text"],
+            "audio": {"output": {"voice": "alto", "format": {"type": "audio/pcm", "rate": 24000}}},
+            "max_output_tokens": "inf",
+            "metadata": {"topic": "song"},
+            "tools": [],
+            "tool_choice": "none",
+        },
+    )
+    assert asked == CreateResponse("Sing.", "text", "alto", 4096, {"topic": "song"}, event_id="mine")
+
+
+@pytest.mark.parametrize(
+    ("response", "code", "param"),
+    [
+        ({"audio": {"output": {"format": {"type": "audio/pcmu"}}}}, "unsupported", "audio.output.format"),
+        ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "invalid_value", "metadata"),
+        ({"conversation": "conv_1"}, "invalid_value", "conversation"),
+        ({"tools": [{"type": "mcp"}]}, "unsupported", "tools"),
+        ({"modalities": ["text"]}, "unknown_parameter", "modalities"),
+    ],
+)
+def test_responses_that_cannot_be_had(response: dict[str, Any], code: str, param: str):
+    error = refusal(codec(), "response.create", response=response)
+    assert (error.code, error.param) == (code, f"response.{param}")
+
+
+def test_a_failed_response_says_why():
+    (event,) = play(codec(), ResponseDone(Response("r", "text", "failed", error=FAILURE)))
+    assert event["response"]["status_details"] == {
+        "type": "failed",
+        "error": {"type": "server_error", "code": "engine_failed", "message": "the model failed"},
+    }
+
+
+def test_usage_adds_up():
+    done = play(codec(), *VOICE_TURN)[-1]["response"]["usage"]
+    assert (done["input_tokens"], done["output_tokens"], done["total_tokens"]) == (31, 31, 62)
+    assert done["input_token_details"]["cached_tokens"] == 20
+    assert done["output_token_details"] == {"text_tokens": 6, "audio_tokens": 25}
+
+
+def test_pcm_is_little_endian():
+    wire = codec()
+    events = spoken(wire, np.array([1 / 32768] * 240, np.float32), 24_000)
+    assert sent(events)[:2] == b"\x01\x00"
+    assert pcm16_to_samples(b"\x01\x00")[0] == np.float32(1 / 32768)

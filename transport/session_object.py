@@ -1,0 +1,254 @@
+"""The session object of the Realtime protocol: what the client sees, and what it means for the pipeline.
+
+An update is merged deeply into the object, the result is checked as a whole, and only then taken: an update
+that fails anywhere changes nothing. Objects are immutable, so one that was announced can be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from ..pipeline.errors import BadRequest
+from ..pipeline.events import SessionConfig, TurnPolicy
+from . import schema
+from .schema import Json
+
+LEAST_PREROLL = 0.3
+"""Seconds before the detected start that the recogniser always hears, whatever the client asked for."""
+
+OPENAI_VOICES = (
+    "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer",
+    "verse",
+)  # fmt: skip
+"""Taken as other names of our default voice."""
+
+EAGERNESS = {"high": 0.4, "low": 1.0}
+"""Seconds of silence that end a turn; `medium` and `auto` take the server's own."""
+
+NULLABLE = (
+    "turn_detection", "transcription", "noise_reduction", "idle_timeout_ms", "tracing", "prompt", "include",
+)  # fmt: skip
+"""Members for which null is a value; for the others it means the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What this server gives every session.
+
+    defaults: the session's configuration before the client says anything. voices: names of our own.
+    model, transcription_model: names for the wire. max_append_bytes: decoded, in one append.
+    """
+
+    defaults: SessionConfig
+    voices: Sequence[str]
+    model: str = "antiphon"
+    transcription_model: str = "whisper"
+    max_append_bytes: int = 15 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SessionObject:
+    """The checked object and what follows from it.
+
+    config: the same in the pipeline's terms. fixed_model: the client has named a model.
+    """
+
+    offer: Offer
+    checked: schema.Session
+    config: SessionConfig
+    fixed_model: bool
+
+    @classmethod
+    def initial(cls, offer: Offer, model: str | None) -> SessionObject:
+        """Before any update. model: as named in the URL, None if it was not."""
+        checked = schema.parse_session(_defaults(offer, model))
+        return cls(offer, checked, _derive(checked, offer), model is not None)
+
+    def updated(self, update: Json, *, spoke: bool) -> SessionObject:
+        """With a `session.update` merged in.
+
+        spoke: the session has sent audio, so its voice stays. Raises BadRequest that names the field.
+        """
+        if update.get("type") == "transcription":
+            raise unsupported("Transcription sessions are", "session.type")
+        named = "model" in update and not self.fixed_model
+        merged = _merge(self.wire(), update, _defaults(self.offer, self.checked.model))
+        checked = schema.parse_session(merged)
+        if checked.model != self.checked.model and not named:
+            raise BadRequest(
+                f"The session's model is {self.checked.model!r} and stays so.",
+                code="cannot_update_model",
+                param="session.model",
+            )
+        check_modalities(checked.output_modalities, "session.output_modalities")
+        check_tools(checked.tools, checked.tool_choice, checked.prompt, "session")
+        if checked.include:
+            raise unsupported("Additional output fields are", "session.include")
+        detection = checked.audio.input.turn_detection
+        if isinstance(detection, schema.ServerVad) and detection.idle_timeout_ms is not None:
+            raise unsupported("An idle timeout is", "session.audio.input.turn_detection.idle_timeout_ms")
+        self.voice(checked.audio.output.voice, "session.audio.output.voice", spoke=spoke)
+        return SessionObject(self.offer, checked, _derive(checked, self.offer), self.fixed_model or named)
+
+    def voice(self, wanted: str | schema.VoiceId, param: str, *, spoke: bool) -> str:
+        """Our name for a voice. Raises BadRequest when there is none, or when another has spoken already."""
+        name = wanted if isinstance(wanted, str) else wanted.id
+        if name not in self.offer.voices and name not in OPENAI_VOICES:
+            known = ", ".join([*self.offer.voices, *OPENAI_VOICES])
+            raise BadRequest(
+                f"Unknown voice {name!r:.80}; there are: {known}.", code="invalid_value", param=param
+            )
+        voice = _own_voice(wanted, self.offer)
+        if spoke and voice != self.config.voice:
+            raise BadRequest(
+                "The voice cannot be changed once the session has spoken.",
+                code="cannot_update_voice",
+                param=param,
+            )
+        return voice
+
+    def voice_name(self, voice: str) -> str:
+        """What the client calls one of our voices."""
+        said = self.checked.audio.output.voice
+        name = said if isinstance(said, str) else said.id
+        return name if voice == self.config.voice else voice
+
+    def wire(self) -> Json:
+        """As JSON, without the members that only the server sets."""
+        document = self.checked.model_dump(exclude_none=True)
+        heard: Json = document["audio"]["input"]
+        for name in ("transcription", "noise_reduction", "turn_detection"):
+            heard.setdefault(name, None)
+        document["audio"]["output"]["voice"] = self.voice_name(self.config.voice)
+        return document | {name: document.get(name) for name in ("tracing", "prompt", "include")}
+
+
+def unsupported(what: str, param: str) -> BadRequest:
+    return BadRequest(f"{what} not supported by this server.", code="unsupported", param=param)
+
+
+def check_modalities(modalities: Sequence[str], param: str) -> None:
+    if len(modalities) != 1:
+        raise BadRequest(
+            f"Invalid modalities: {list(modalities)}. Supported combinations are: ['audio'] and ['text'].",
+            code="invalid_value",
+            param=param,
+        )
+
+
+def check_tools(
+    tools: Sequence[Json] | None, choice: str | Json | None, prompt: Json | None, at: str
+) -> None:
+    """Refuse what would change the answer and is not there yet; what changes nothing may stand."""
+    if tools:
+        raise unsupported("Tools are", f"{at}.tools")
+    if choice not in (None, "auto", "none"):
+        raise unsupported("A forced tool choice is", f"{at}.tool_choice")
+    if prompt is not None:
+        raise unsupported("Stored prompts are", f"{at}.prompt")
+
+
+def _derive(session: schema.Session, offer: Offer) -> SessionConfig:
+    base = offer.defaults
+    policy = base.turn or TurnPolicy()
+    threshold, padding = base.vad_threshold, base.prefix_padding
+    match session.audio.input.turn_detection:
+        case None:
+            turn = None
+        case schema.ServerVad() as vad:
+            threshold, padding = vad.threshold, vad.prefix_padding_ms / 1000
+            turn = _policy(policy, vad, vad.silence_duration_ms / 1000)
+        case schema.SemanticVad() as vad:
+            turn = _policy(policy, vad, EAGERNESS.get(vad.eagerness, policy.silence))
+    transcription = session.audio.input.transcription
+    return replace(
+        base,
+        instructions=session.instructions,
+        modality=session.output_modalities[0],
+        voice=_own_voice(session.audio.output.voice, offer),
+        speed=session.audio.output.speed,
+        language=_language(transcription) or base.language,
+        transcribe=transcription is not None,
+        vad_threshold=min(max(threshold, 0.01), 0.99),
+        prefix_padding=max(LEAST_PREROLL, padding),
+        turn=turn,
+        max_output_tokens=None if session.max_output_tokens == "inf" else session.max_output_tokens,
+    )
+
+
+def _policy(base: TurnPolicy, vad: schema.ServerVad | schema.SemanticVad, silence: float) -> TurnPolicy:
+    return replace(
+        base,
+        silence=silence,
+        create_response=vad.create_response,
+        interrupt_response=vad.interrupt_response,
+    )
+
+
+def _own_voice(wanted: str | schema.VoiceId, offer: Offer) -> str:
+    name = wanted if isinstance(wanted, str) else wanted.id
+    return name if name in offer.voices else offer.defaults.voice
+
+
+def _language(transcription: schema.Transcription | None) -> str | None:
+    """The one language asked for, without its region; None when there is none, or a choice."""
+    if transcription is None:
+        return None
+    named = transcription.language
+    if named is None and transcription.languages is not None and len(transcription.languages) == 1:
+        named = transcription.languages[0]
+    return None if named is None else named.partition("-")[0]
+
+
+def _merge(current: Json, update: Json, defaults: Json) -> Json:
+    """`update` laid over `current`. An object whose `type` changes is replaced, not mixed with the old."""
+    merged = dict(current)
+    for key, value in update.items():
+        old = current.get(key)
+        if value is None and key not in NULLABLE:
+            merged.pop(key, None)
+            if key in defaults:
+                merged[key] = defaults[key]
+        elif isinstance(value, dict) and isinstance(old, dict):
+            new, old = cast("Json", value), cast("Json", old)
+            same = new.get("type", old.get("type")) == old.get("type")
+            merged[key] = _merge(old, new, defaults.get(key) or {}) if same else new
+        else:
+            merged[key] = value
+    return merged
+
+
+def _defaults(offer: Offer, model: str | None) -> Json:
+    """The whole object before the client says anything."""
+    base = offer.defaults
+    detection = base.turn and {
+        "type": "server_vad",
+        "threshold": base.vad_threshold,
+        "prefix_padding_ms": round(base.prefix_padding * 1000),
+        "silence_duration_ms": round(base.turn.silence * 1000),
+        "create_response": base.turn.create_response,
+        "interrupt_response": base.turn.interrupt_response,
+    }
+    return {
+        "type": "realtime",
+        "model": model or offer.model,
+        "output_modalities": [base.modality],
+        "instructions": base.instructions,
+        "max_output_tokens": base.max_output_tokens or "inf",
+        "tools": [],
+        "tool_choice": "auto",
+        "audio": {
+            "input": {
+                "format": {"type": "audio/pcm", "rate": 24000},
+                "transcription": {"model": offer.transcription_model} if base.transcribe else None,
+                "turn_detection": detection,
+            },
+            "output": {
+                "format": {"type": "audio/pcm", "rate": 24000},
+                "voice": base.voice,
+                "speed": base.speed,
+            },
+        },
+    }

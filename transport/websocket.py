@@ -1,0 +1,260 @@
+"""One websocket, one session: the shell around the codec.
+
+    socket ─▶ read ─▶ codec.decode ─▶ session.send        waits while the inbox is full, and so stops reading
+    socket ◀─ write ◀─ codec.encode ◀─ session.outputs    waits while the socket is full, for send_timeout
+
+A connection is one task group of three: the session, the reader, the writer. Whichever ends first ends the
+others, and leaving the group frees the engines. Nothing is queued here: what waits for a slow client waits in
+the session's outbox, where a barge-in can flush it.
+
+    why it ends                          close   error event before it
+    the client leaves                    -
+    no session is free                   1013    session_limit_reached
+    the server is shutting down          1012    server_draining
+    the same, after the running reply    1001
+    session.max_seconds are over         1001    session_expired
+    the client does not read             1008    (it would not read that either)
+    `intent=transcription`               1008    unsupported
+    a fault of ours                      1011    internal_error
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Protocol
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ..pipeline.errors import AntiphonError, EngineFailed, Overloaded
+from ..pipeline.events import Command, Failed, Output, ResponseDone
+from ..pipeline.metrics import Metrics
+from ..pipeline.outbox import NotReading
+from ..pipeline.settings import Settings
+from .realtime import RealtimeCodec, error_event
+from .schema import Json
+from .session_object import Offer, unsupported
+
+LONG_MESSAGE = 2**17
+"""Characters; a longer message is decoded on a thread, so that no other session waits for it."""
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds in which a last event and the close frame must find room in the socket's buffer."""
+
+log = logging.getLogger("antiphon.server")
+
+
+class SessionLimit(Overloaded):
+    code = "session_limit_reached"
+
+
+class Draining(Overloaded):
+    code = "server_draining"
+
+
+class Conversation(Protocol):
+    """What the shell needs of a `pipeline.session.Session`."""
+
+    id: str
+
+    async def run(self) -> None: ...
+    async def send(self, command: Command) -> None: ...
+    def outputs(self) -> AsyncIterator[Output]: ...
+    async def drain(self, seconds: float) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class Realtime:
+    """The endpoint `/v1/realtime`, and who is connected to it.
+
+    open_session: makes a session with `offer.defaults`, not yet running. time: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        offer: Offer,
+        open_session: Callable[[], Conversation],
+        metrics: Metrics,
+        *,
+        new_id: Callable[[str], str],
+        time: Callable[[], float],
+    ) -> None:
+        self.draining = False
+        self._settings = settings
+        self._offer = offer
+        self._open_session = open_session
+        self._metrics = metrics
+        self._new_id = new_id
+        self._time = time
+        self._connections: set[_Connection] = set()
+
+    async def endpoint(self, websocket: WebSocket) -> None:
+        """Serve one client to its end. Cancelling ends its session and frees its engines."""
+        offered: Sequence[str] = websocket.scope["subprotocols"]
+        request_id: str = websocket.scope["request_id"]
+        await websocket.accept(
+            subprotocol="realtime" if "realtime" in offered else None,
+            headers=[(b"x-request-id", request_id.encode())],
+        )
+        refusal = self._refusal(websocket)
+        if refusal is not None:
+            error, code = refusal
+            self._metrics.refused.labels(error.code).inc()
+            await farewell(websocket, code, error_event(error, self._new_id))
+            return
+        session = self._open_session()
+        limit = self._settings.session.max_seconds
+        codec = RealtimeCodec(
+            session.id,
+            self._offer,
+            new_id=self._new_id,
+            model=websocket.query_params.get("model"),
+            expires_at=round(self._time() + limit),
+        )
+        connection = _Connection(websocket, session, codec, self._metrics, self._settings, self._new_id)
+        self._connections.add(connection)
+        log.info("session %s opened", session.id)
+        try:
+            with self._metrics.sessions.track_inprogress():
+                await connection.run()
+        finally:
+            self._connections.discard(connection)
+            connection.ended.set()
+            log.info("session %s closed", session.id)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new sessions; let running replies finish for at most `seconds`, then end every session."""
+        self.draining = True
+        async with asyncio.TaskGroup() as group:
+            for connection in self._connections:
+                group.create_task(connection.leave(seconds))
+
+    def _refusal(self, websocket: WebSocket) -> tuple[AntiphonError, int] | None:
+        """Why this client cannot have a session, and the close code that says so."""
+        limit = self._settings.server.max_sessions
+        if self.draining:
+            return Draining("The server is shutting down; connect again in a moment."), 1012
+        if len(self._connections) >= limit:
+            return SessionLimit(
+                f"All {limit} sessions are taken (server.max_sessions); try again later."
+            ), 1013
+        if websocket.query_params.get("intent") == "transcription":
+            return unsupported("Transcription sessions are", "intent"), 1008
+        return None
+
+
+class _Connection:
+    """One client and its session, while they last."""
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        session: Conversation,
+        codec: RealtimeCodec,
+        metrics: Metrics,
+        settings: Settings,
+        new_id: Callable[[str], str],
+    ) -> None:
+        self.ended = asyncio.Event()
+        self._websocket = websocket
+        self._session = session
+        self._codec = codec
+        self._metrics = metrics
+        self._send_timeout = settings.server.send_timeout
+        self._max_seconds = settings.session.max_seconds
+        self._new_id = new_id
+
+    async def run(self) -> None:
+        code, error, gone = 1001, None, False
+        try:
+            async with asyncio.timeout(self._max_seconds), asyncio.TaskGroup() as group:
+                group.create_task(self._session.run(), name="session")
+                reader = group.create_task(self._read(), name="reader")
+                await self._write()
+                reader.cancel()
+        except* WebSocketDisconnect:
+            gone = True
+        except* NotReading as group:
+            log.warning("session %s: the client does not read: %s", self._session.id, group.exceptions[0])
+            code = 1008
+        except* TimeoutError:
+            error = AntiphonError("Your session hit its maximum duration.", code="session_expired")
+        except* Exception as group:
+            log.error("session %s failed", self._session.id, exc_info=group)
+            code = 1011
+            error = EngineFailed(
+                "The session failed; the server's log has the reason.", code="internal_error"
+            )
+        if not gone:
+            last = None if error is None else error_event(error, self._new_id)
+            await farewell(self._websocket, code, last)
+
+    async def leave(self, seconds: float) -> None:
+        """Let the running reply finish, for at most `seconds`, and end; the client may leave before."""
+        ended = asyncio.create_task(self.ended.wait())
+        drained = asyncio.create_task(self._session.drain(seconds))
+        try:
+            await asyncio.wait({ended, drained}, return_when=asyncio.FIRST_COMPLETED)
+            await self._session.aclose()
+            await ended
+        finally:
+            ended.cancel()
+            drained.cancel()
+
+    async def _read(self) -> None:
+        """Hand on what the client says. Raises WebSocketDisconnect when it has left."""
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code", 1005))
+            data: str | bytes = message["bytes"] if message.get("text") is None else message["text"]
+            if len(data) > LONG_MESSAGE:
+                asked = await asyncio.to_thread(self._codec.decode, data)
+            else:
+                asked = self._codec.decode(data)
+            if isinstance(asked, Failed):
+                await self._tell(asked)
+                continue
+            for command in asked:
+                await self._session.send(command)
+
+    async def _write(self) -> None:
+        """Tell the client everything, until the session's outputs end."""
+        await self._send(self._codec.created())
+        async for output in self._session.outputs():
+            await self._tell(output)
+
+    async def _tell(self, output: Output) -> None:
+        match output:
+            case Failed(error):
+                self._metrics.errors.labels(error.code or error.type).inc()
+            case ResponseDone(response):
+                self._metrics.responses.labels(response.status).inc()
+            case _:
+                pass
+        await self._send(self._codec.encode(output))
+
+    async def _send(self, events: Iterable[Json]) -> None:
+        """Raises NotReading when the socket takes nothing for `send_timeout`."""
+        for event in events:
+            try:
+                async with asyncio.timeout(self._send_timeout):
+                    await self._websocket.send_text(json.dumps(event))
+            except TimeoutError:
+                raise NotReading(
+                    f"nothing could be sent for {self._send_timeout:.0f} s (server.send_timeout)"
+                ) from None
+
+
+async def farewell(websocket: WebSocket, code: int, last: Json | None = None) -> None:
+    """A last event and the close frame, as far as the socket still takes them."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            if last is not None:
+                await websocket.send_text(json.dumps(last))
+            await websocket.close(code)
+    except (TimeoutError, WebSocketDisconnect, RuntimeError):
+        pass
