@@ -11,7 +11,8 @@ its time, as it would live. The peer is `WhisperModel.transcribe(samples)` with 
 30 s window), same model, same threads, int8, triggered at that same candidate end with the machine to itself.
 The order of the two alternates from file to file. **endpoint delay** is how long after the end of speech, as
 the level of the recording tells it, that candidate end came. The word error rate counts the texts of all
-files, also of those where nothing was heard, in Whisper's English normal form; the nearer of `text` and `text_alt`.
+files, also of those where nothing was heard, in Whisper's English normal form, against the nearer of `text`
+and `text_alt`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..asr.base import SAMPLE_RATE, Recognizer
+from ..asr.base import SAMPLE_RATE, Recognizer, Transcription, Window
 from ..asr.formats import decode_file
 from ..asr.streaming import Utterance
 from ..asr.vad import FRAME, SileroVad, SpeechDetector, VadState
@@ -44,93 +45,118 @@ SILENCE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One turn as the live path heard it. latency and endpoint delay in seconds, None where nothing ended.
-
-    samples: what the final window held. finals, partials: decodes of the turn.
-    """
+    """One turn's transcript, `latency` seconds after the last candidate end, and the decodes it took."""
 
     text: str
-    samples: Samples
-    latency: float | None = None
-    endpoint_delay: float | None = None
+    latency: float = 0.0
     finals: int = 0
     partials: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the detector made of one recording: frames with the events each one brought.
+
+    start, end: samples of the turn's audio, from its pre-roll to its last candidate end; both 0 when no
+    speech was found.
+    """
+
+    frames: list[tuple[Samples, list[SpeechStarted | SpeechStopped]]]
+    start: int
+    end: int
+
+    @property
+    def samples(self) -> Samples:
+        return np.concatenate([frame for frame, _ in self.frames])[self.start : self.end]
+
+
+def listen(samples: Samples, vad: SileroVad, detector: SpeechDetector) -> Turn:
+    """Run the detector over one recording, 16 kHz (n,), and the silence after it."""
+    state, start, end = VadState(), None, 0
+    frames: list[tuple[Samples, list[SpeechStarted | SpeechStopped]]] = []
+    whole = np.pad(samples, (0, round(SILENCE * SAMPLE_RATE) + -len(samples) % FRAME))
+    for at in range(FRAME, len(whole) + 1, FRAME):
+        frame = whole[at - FRAME : at]
+        probability, [state] = vad.probabilities(frame[np.newaxis], [state])
+        events = detector.push(float(probability[0]))
+        frames.append((frame, events))
+        for event in events:
+            if isinstance(event, SpeechStopped):
+                end = at
+            elif start is None:
+                start = round(event.start * SAMPLE_RATE)
+    return Turn(frames, start or 0, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides on one file, None where the detector heard no speech; times in seconds."""
+
+    row: dict[str, Any]
+    ours: Heard | None
+    theirs: Heard | None
+    seconds: float
+    endpoint_delay: float | None
 
 
 class Live:
     """The recogniser's path of one session in virtual time."""
 
-    def __init__(self, settings: Settings, recognizer: Recognizer, vad: SileroVad) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, recognizer: Recognizer) -> None:
+        self._asr = settings.asr
         self._recognizer = recognizer
-        self._vad = vad
 
-    def hear(self, samples: Samples) -> Heard:
-        """Play one recording, 16 kHz (n,), as one turn."""
-        vad, asr = self._settings.vad, self._settings.asr
-        detector = SpeechDetector(vad.threshold, vad.min_speech, prefix_padding=vad.prefix_padding)
-        state = VadState()
-        utterance: Utterance | None = None
+    def hear(self, turn: Turn) -> Heard:
+        """Decode as a session does: partials while speech lasts, a final at every candidate end."""
+        utterance = Utterance(language=self._asr.language, partial_interval=self._asr.partial_interval)
         speaking = False
         busy = 0.0  # until when the recogniser computes, on the clock of the audio
-        running: tuple[Any, Any] | None = None  # the partial it computes: window, result
-        heard = Heard("", samples[:0])
-        finals = partials = 0
-
-        padded = np.pad(samples, (0, round(SILENCE * SAMPLE_RATE) + -len(samples) % FRAME))
-        padded = padded[: len(padded) // FRAME * FRAME]
-        for at in range(FRAME, len(padded) + 1, FRAME):
-            frame, now = padded[at - FRAME : at], at / SAMPLE_RATE
-            probability, [state] = self._vad.probabilities(frame[None], [state])
-            if running and utterance and busy <= now:
+        running: tuple[Window, Transcription] | None = None  # the partial it computes
+        heard = Heard("")
+        finals = partials = at = 0
+        for frame, events in turn.frames:
+            at += len(frame)
+            now = at / SAMPLE_RATE
+            if at > turn.start:
+                utterance.push(frame[max(0, turn.start - at) :])
+            if running and busy <= now:
                 utterance.accept(*running)
                 running = None
-            if utterance:
-                utterance.push(frame)
-            for event in detector.push(float(probability[0])):
-                match event:
-                    case SpeechStarted(start=start):
-                        speaking = True
-                        if utterance is None:
-                            utterance = Utterance(
-                                language=asr.language, partial_interval=asr.partial_interval
-                            )
-                            utterance.push(padded[round(start * SAMPLE_RATE) : at])
-                            began = round(start * SAMPLE_RATE)
-                    case SpeechStopped():
-                        assert utterance is not None
-                        speaking = False
-                        free = max(busy, now)
-                        if running:
-                            if not utterance.covers(running[0]):
-                                free = max(busy, now)
-                            utterance.accept(*running)
-                            running = None
-                        while not utterance.reaches(utterance.seconds):
-                            window = utterance.window(final=True)
-                            result, took = self._decode(window)
-                            utterance.accept(window, result)
-                            free += took
-                            finals += 1
-                        busy = free
-                        heard = Heard(utterance.text, padded[began:at], free - now, now)
-            if utterance and speaking and running is None and busy <= now and utterance.due():
+            for event in events:
+                speaking = isinstance(event, SpeechStarted)
+                if speaking:
+                    continue
+                free = max(busy, now)
+                if running:
+                    utterance.accept(*running)
+                    running = None
+                upto = utterance.seconds
+                while not utterance.reaches(upto):
+                    window = utterance.window(final=True)
+                    result, took = self._decode(window)
+                    utterance.accept(window, result)
+                    free += took
+                    finals += 1
+                busy = free
+                heard = Heard(utterance.text, free - now)
+            if speaking and running is None and busy <= now and utterance.due():
                 window = utterance.window(final=False)
                 result, took = self._decode(window)
                 running, busy = (window, result), now + took
                 partials += 1
-        end = speech_end(samples, SAMPLE_RATE)
-        delay = None if end is None or heard.endpoint_delay is None else heard.endpoint_delay - end
-        return Heard(heard.text, heard.samples, heard.latency, delay, finals, partials)
+        return replace(heard, finals=finals, partials=partials)
 
-    def _decode(self, window: Any) -> tuple[Any, float]:
+    def _decode(self, window: Window) -> tuple[Transcription, float]:
         before = time.perf_counter()
         [result] = self._recognizer.transcribe([window])
         return result, time.perf_counter() - before
 
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
-    """Run it over DIR/manifest.jsonl. Raises SetupError without the bench packages, BadRequest for a bad DIR."""
+    """Run it over DIR/manifest.jsonl and print the report.
+
+    Raises SetupError without the packages of the bench extra, BadRequest for a DIR without recordings.
+    """
     try:
         from faster_whisper import WhisperModel  # pyright: ignore[reportMissingTypeStubs]
 
@@ -141,34 +167,43 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     store = WeightStore(settings.weights.root, offline=settings.weights.offline)
     folder = store.fetch(settings.asr.model)
     recognizer: Recognizer = load("asr", settings.asr.backend)(settings, store)
-    live = Live(settings, recognizer, SileroVad(store.fetch(settings.vad.model) / "silero_vad.onnx"))
+    live, vad = Live(settings, recognizer), SileroVad(_onnx(store, settings.vad.model))
     peer: Any = WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=settings.asr.threads)
 
-    def transcribe(samples: Samples) -> tuple[str, float]:
+    def transcribe(turn: Turn) -> Heard:
         before = time.perf_counter()
-        segments, _ = peer.transcribe(samples)
-        text = " ".join(segment.text.strip() for segment in segments)
-        return text, time.perf_counter() - before
+        segments, _ = peer.transcribe(turn.samples)
+        text = " ".join(segment.text.strip() for segment in segments)  # it decodes while it is iterated
+        return Heard(text, time.perf_counter() - before)
 
-    warm = decode_file(args.audio / rows[0]["path"])
-    live.hear(warm)
-    transcribe(warm)
-    ours: list[Heard] = []
-    theirs: list[tuple[str, float] | None] = []
-    for number, row in enumerate(tqdm(rows, unit="file", disable=None)):
+    pairs: list[Pair] = []
+    for number, row in enumerate(tqdm([rows[0], *rows], unit="file", disable=None)):
         samples = decode_file(args.audio / row["path"])
-        heard = live.hear(samples)
-        # The peer needs the end that our path found; it alternates by running before a second pass of ours.
-        other = transcribe(heard.samples) if heard.latency is not None else None
-        if number % 2 and other is not None:
-            heard = live.hear(samples)
-        ours.append(heard)
-        theirs.append(other)
-    figures = _figures(rows, ours, theirs, score)
+        detector = SpeechDetector(
+            settings.vad.threshold, settings.vad.min_speech, prefix_padding=settings.vad.prefix_padding
+        )
+        turn = listen(samples, vad, detector)
+        if turn.end == 0:
+            pairs.append(Pair(row, None, None, 0.0, None))
+            continue
+        if number % 2:
+            ours, theirs = live.hear(turn), transcribe(turn)
+        else:
+            theirs, ours = transcribe(turn), live.hear(turn)
+        spoken = speech_end(samples, SAMPLE_RATE)
+        delay = None if spoken is None else turn.end / SAMPLE_RATE - spoken
+        pairs.append(Pair(row, ours, theirs, (turn.end - turn.start) / SAMPLE_RATE, delay))
+    pairs = pairs[1:]  # the first file came twice: once to warm both up
+    figures = _figures(pairs, score)
     if not args.json:
         print(_text(figures))
     print(report.last_line(figures))
     return 0
+
+
+def _onnx(store: WeightStore, model: str) -> Path:
+    path = store.fetch(model)
+    return path / "silero_vad.onnx" if path.is_dir() else path
 
 
 def _rows(audio: Path, limit: int | None) -> list[dict[str, Any]]:
@@ -208,33 +243,29 @@ class Scorer:
         return round(sum(wrong for wrong, _ in counts) / sum(words for _, words in counts), 4)
 
 
-def _figures(
-    rows: list[dict[str, Any]], ours: list[Heard], theirs: list[tuple[str, float] | None], score: Scorer
-) -> dict[str, Any]:
-    both = [(h, o) for h, o in zip(ours, theirs, strict=True) if o is not None and h.latency is not None]
-    short = [(h, o) for h, o in both if 2.0 <= len(h.samples) / SAMPLE_RATE <= 6.0]
-    mine: dict[str, Any] = {
-        "wer": score.wer(rows, [h.text for h in ours]),
-        "final_latency_ms": report.summary((h.latency or 0.0) * 1e3 for h, _ in both),
-        "final_latency_2_6s_ms": report.summary((h.latency or 0.0) * 1e3 for h, _ in short),
-        "endpoint_delay_ms": report.summary(
-            h.endpoint_delay * 1e3 for h in ours if h.endpoint_delay is not None
-        ),
-        "finals_per_file": round(sum(h.finals for h in ours) / len(ours), 2),
-        "partials_per_file": round(sum(h.partials for h in ours) / len(ours), 2),
+def _side(pairs: list[Pair], heard: list[Heard | None], score: Scorer) -> dict[str, Any]:
+    times = [(pair.seconds, h.latency * 1e3) for pair, h in zip(pairs, heard, strict=True) if h]
+    return {
+        "wer": score.wer([pair.row for pair in pairs], [h.text if h else "" for h in heard]),
+        "final_latency_ms": report.summary(ms for _, ms in times),
+        "final_latency_2_6s_ms": report.summary(ms for seconds, ms in times if 2.0 <= seconds <= 6.0),
     }
-    peer: dict[str, Any] = {
-        "name": "faster-whisper",
-        "wer": score.wer(rows, [other[0] if other else "" for other in theirs]),
-        "final_latency_ms": report.summary(other[1] * 1e3 for _, other in both),
-        "final_latency_2_6s_ms": report.summary(other[1] * 1e3 for _, other in short),
-    }
+
+
+def _figures(pairs: list[Pair], score: Scorer) -> dict[str, Any]:
+    mine = _side(pairs, [pair.ours for pair in pairs], score)
+    peer = {"name": "faster-whisper", **_side(pairs, [pair.theirs for pair in pairs], score)}
+    delays = [pair.endpoint_delay * 1e3 for pair in pairs if pair.endpoint_delay is not None]
+    heard = [pair.ours for pair in pairs if pair.ours]
+    mine["endpoint_delay_ms"] = report.summary(delays)
+    mine["finals_per_file"] = round(sum(h.finals for h in heard) / max(1, len(heard)), 2)
+    mine["partials_per_file"] = round(sum(h.partials for h in heard) / max(1, len(heard)), 2)
     return {
         "bench": "asr",
         "machine": report.machine(),
-        "files": len(rows),
-        "files_2_6s": len(short),
-        "unheard": len(rows) - len(both),
+        "files": len(pairs),
+        "files_2_6s": sum(2.0 <= pair.seconds <= 6.0 for pair in pairs),
+        "unheard": len(pairs) - len(heard),
         "ours": mine,
         "peer": peer,
         "ratio": {
@@ -248,7 +279,12 @@ def _figures(
 
 
 def _ratio(mine: dict[str, Any], peer: dict[str, Any], figure: str, q: str) -> float | None:
-    return report.ratio((mine[figure] or {}).get(q), (peer[figure] or {}).get(q))
+    return report.ratio(_of(mine, figure, q), _of(peer, figure, q))
+
+
+def _of(side: dict[str, Any], figure: str, q: str) -> float | None:
+    summary: dict[str, float] | None = side[figure]
+    return summary[q] if summary else None
 
 
 def _text(figures: dict[str, Any]) -> str:
@@ -256,6 +292,6 @@ def _text(figures: dict[str, Any]) -> str:
     rows: list[list[object]] = [["wer, %", f"{ours['wer'] * 100:.2f}", f"{peer['wer'] * 100:.2f}", "-"]]
     for name, figure in (("all", "final_latency_ms"), ("2-6 s", "final_latency_2_6s_ms")):
         for q in ("p50", "p95"):
-            of = [report.ms((side[figure] or {}).get(q)) for side in (ours, peer)]
+            of = [report.ms(_of(side, figure, q)) for side in (ours, peer)]
             rows.append([f"final {name} {q}, ms", *of, ratio[f"{figure.removesuffix('_ms')}_{q}"] or "-"])
     return report.table(["", "ours", peer["name"], "ratio"], rows)

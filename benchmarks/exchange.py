@@ -49,7 +49,7 @@ class Exchange:
     sound: Samples = field(default_factory=lambda: np.zeros(0, np.float32))
     v2v_ms: float | None = None
     stages_ms: Stages = field(default_factory=lambda: dict.fromkeys(STAGES))
-    speculation: dict[str, float] = field(default_factory=dict[str, float])
+    speculation: dict[str, float] = field(default_factory=lambda: total(()))
     false_ends: int = 0
     underruns: int = 0
     lateness_ms: float = 0.0

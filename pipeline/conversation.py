@@ -38,7 +38,9 @@ class Conversation:
         Raises BadRequest for an id that is taken or a full conversation, NotFound for an unknown previous item.
         """
         if item.id in self._items:
-            raise BadRequest(f"item {item.id!r} is in the conversation already", param="item.id", code="item_exists")
+            raise BadRequest(
+                f"item {item.id!r} is in the conversation already", param="item.id", code="item_exists"
+            )
         if len(self._items) >= self.max_items:
             raise BadRequest(
                 f"the conversation holds {self.max_items} items (session.max_items); delete some first",
@@ -89,7 +91,9 @@ class Conversation:
         """
         item = self.get(item_id)
         if item.role != "assistant" or not item.parts or item.parts[0].kind != "output_audio":
-            raise BadRequest("only the agent's audio can be truncated", param="item_id", code="not_truncatable")
+            raise BadRequest(
+                "only the agent's audio can be truncated", param="item_id", code="not_truncatable"
+            )
         spoken = self._spoken.get(item_id, ())
         audio_end = min(audio_end, spoken[-1].end if spoken else 0.0)
         text = heard(spoken, audio_end)

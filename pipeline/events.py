@@ -511,4 +511,3 @@ Output = (
     | ResponseDone
     | Failed
 )
-

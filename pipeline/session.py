@@ -1,9 +1,9 @@
 """One conversation: does what the turn machine asks.
 
 Everything that changes the conversation happens on the event loop in one synchronous step, `_happen`: an
-event goes to the turn machine and its actions are carried out before anything else runs. Commands come in order
-through a bounded inbox; engines run elsewhere (workers, the language model's threads) and report back as
-events that carry their revision.
+event goes to the turn machine and its actions are carried out before anything else runs. Commands come in
+order through a bounded inbox; engines run elsewhere (workers, the language model's threads) and report back
+as events that carry their revision.
 
     commands ─▶ inbox ─▶ _listen: frames ─▶ detector ─▶ _happen ─▶ turn machine ─▶ _act ─▶ decode, Reply
     outputs  ◀─ outbox ◀──────────────────────────────────────────────────────────┘
@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import replace
 from typing import assert_never
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..asr.base import SAMPLE_RATE, Transcription, Window
 from ..asr.streaming import Utterance
-from ..asr.vad import FRAME, SpeechDetector, VadState
+from ..asr.vad import FRAME_SECONDS, SpeechDetector
 from ..llm.base import ChatRequest, Message
 from ..tts.base import Voice
-from .audio import Framer
 from .conversation import Conversation, messages
-from .engines import Engines, VadInput
-from .errors import AntiphonError, BadRequest, EngineFailed, TooLarge
+from .engines import Engines
+from .errors import AntiphonError, BadRequest, TooLarge
 from .events import (
     Action,
     AppendAudio,
@@ -83,21 +78,16 @@ from .events import (
     TurnStarted,
     TurnStopped,
 )
+from .hearing import Ear, OpenTurn, Scribe
 from .metrics import TurnTrace
 from .outbox import Outbox
+from .prefill import Prefill
 from .reply import Reply
 from .settings import Settings
 from .turn import Floor, TurnMachine
-from .worker import Dropped
-
-HISTORY = 2.0
-"""Seconds of audio kept before a turn begins: pre-roll, the detector's delay, and room."""
 
 SHORTEST_COMMIT = 0.1
 """Seconds; less audio than this is an empty commit (OpenAI's rule)."""
-
-VAD_FRAMES = 32
-"""At most so many frames (1 s) go to the detector in one call, so a long append does not hold it."""
 
 REFUSALS = {
     "conversation_already_has_active_response": "a response is active already; cancel it or wait for its end",
@@ -107,34 +97,11 @@ REFUSALS = {
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """The user's turn while it is open, and after it until its transcript is known.
-
-    ended: event loop time of the last speech sample, as far as it is known.
-    """
-
-    item_id: str
-    number: int
-    start: float
-    utterance: Utterance
-    ended: float = 0.0
-    duration: float = 0.0
-    committed: int | None = None
-    final: asyncio.Task[None] | None = None
-    texts: dict[int, str] = field(default_factory=dict[int, str])
-    failed: AntiphonError | None = None
-    transcript_at: float | None = None
-    launched: int = 0
-    discarded: int = 0
-    wasted_ms: float = 0.0
-
-
 class Session:
     """One client's conversation.
 
     config: how it starts; `Configure` changes it. new_id: makes ids from a prefix ("item", "resp").
-    record: gets the trace of every turn. Run `run()`, feed `send()`, read `outputs()`; `aclose()` ends all three.
+    record: gets the trace of every turn. Run `run`, feed `send`, read `outputs`; `aclose` ends all three.
     """
 
     def __init__(
@@ -156,20 +123,20 @@ class Session:
         self._inbox: asyncio.Queue[Command] = asyncio.Queue(64)
         self._outbox = Outbox()
         self._machine = TurnMachine(config.turn or TurnPolicy())
-        self._framer = Framer(FRAME)
-        self._vad_state = VadState()
-        self._detector = self._new_detector()
-        self._frames = 0
-        self._history: deque[Samples] = deque(maxlen=int(HISTORY * SAMPLE_RATE / FRAME))
-        self._turn: _Turn | None = None
-        self._last_turn: _Turn | None = None
+        self._ear = Ear(engines, self.id)
+        self._scribe = Scribe(engines, self.id, settings.asr.partial_interval)
+        self._prefill = Prefill(engines.chat, self.id, self._spawn)
+        self._detector = SpeechDetector(
+            threshold=config.vad_threshold,
+            min_speech=settings.vad.min_speech,
+            prefix_padding=config.prefix_padding,
+        )
+        self._turn: OpenTurn | None = None
+        self._last_turn: OpenTurn | None = None
         self._turns = 0
         self._replies: dict[int, Reply] = {}
         self._asked: CreateResponse | None = None
         self._command_id: str | None = None
-        self._partial: tuple[asyncio.Task[None], Window] | None = None
-        self._prefill: asyncio.Task[None] | None = None
-        self._prefilled = ""
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -185,7 +152,7 @@ class Session:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 self._spawn(self._listen(), "listen")
-                self._warm()
+                self._bring(self._history_messages())
                 await self._closing.wait()
                 for reply in list(self._replies.values()):
                     reply.cancel("closed")
@@ -201,7 +168,7 @@ class Session:
         await self._inbox.put(command)
 
     def outputs(self) -> AsyncIterator[Output]:
-        """What the client is to be told, in order; audio is already paced. Ends with the session. One reader."""
+        """What the client is to be told, in order, audio paced; ends with the session. One reader."""
         return self._outbox.read()
 
     async def drain(self, seconds: float) -> None:
@@ -238,7 +205,7 @@ class Session:
             case CommitAudio():
                 self._commit()
             case ClearAudio():
-                self._happen(ClientCleared(self._at))
+                self._happen(ClientCleared(self._ear.at))
                 self._outbox.put(AudioCleared())
             case CreateItem():
                 item = replace(command.item, id=command.item.id or self._new_id("item"))
@@ -272,19 +239,19 @@ class Session:
         self._detector.configure(threshold=config.vad_threshold, prefix_padding=config.prefix_padding)
         self._outbox.put(Configured(config))
         if manual_changes:
-            self._happen(ClientCleared(self._at))
-        self._warm()
+            self._happen(ClientCleared(self._ear.at))
+        self._bring(self._history_messages())
 
     def _commit(self) -> None:
         turn = self._turn
         if turn is None or turn.utterance.seconds < SHORTEST_COMMIT:
             raise BadRequest(
-                f"the input audio buffer is empty, or holds less than {SHORTEST_COMMIT * 1000:.0f} ms of speech",
+                f"the input audio buffer holds less than {SHORTEST_COMMIT * 1000:.0f} ms of speech",
                 code="input_audio_buffer_commit_empty",
             )
         turn.ended = self._now()
         self._detector.reset()
-        self._happen(ClientCommitted(self._at))
+        self._happen(ClientCommitted(self._ear.at))
 
     def _cancel_asked(self, response_id: str | None) -> None:
         active = self._replies.get(self._machine.active) if self._machine.active is not None else None
@@ -299,41 +266,21 @@ class Session:
 
     # --- audio ------------------------------------------------------------------------------------------
 
-    @property
-    def _at(self) -> float:
-        """The session's clock: seconds of audio received, in whole frames."""
-        return self._frames * FRAME / SAMPLE_RATE
-
     async def _hear(self, samples: Samples) -> None:
-        frames = self._framer.push(samples)
-        for first in range(0, len(frames), VAD_FRAMES):
-            some = np.stack(frames[first : first + VAD_FRAMES])
-            behind = len(frames) - first
-            for frame, probability in zip(some, await self._probabilities(some), strict=True):
-                behind -= 1
-                self._frame(frame, float(probability), behind * FRAME / SAMPLE_RATE)
-
-    async def _probabilities(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of speech in each frame; in manual turns nobody asks."""
-        if self.config.turn is None:
-            return np.zeros(len(frames), np.float32)
-        heard = await self._engines.vad.submit(
-            VadInput(frames, self._vad_state), owner=self.id, deadline=self._now()
-        )
-        self._vad_state = heard.state
-        return heard.probabilities
+        detect = self.config.turn is not None
+        async with aclosing(self._ear.hear(samples, detect=detect)) as frames:
+            async for frame, probability, behind in frames:
+                self._frame(frame, probability, behind)
 
     def _frame(self, frame: Samples, probability: float, behind: float) -> None:
         """One frame in: the detector's news, the clock's tick, and a partial when it is due.
 
         behind: seconds of audio that came in the same message after this frame.
         """
-        self._frames += 1
-        self._history.append(frame)
         if self._turn is not None:
             self._turn.utterance.push(frame)
         elif self.config.turn is None and not self._draining:
-            self._turn = self._new_turn(self._at - FRAME / SAMPLE_RATE)
+            self._turn = self._new_turn(self._ear.at - FRAME_SECONDS)
             self._turn.utterance.push(frame)
         for event in self._detector.push(probability):
             if self.config.turn is not None and not (self._draining and self._turn is None):
@@ -341,31 +288,30 @@ class Session:
                     self._turn.ended = self._now() - behind - (event.at - event.end)
                 self._happen(event)
         if self.config.turn is not None:
-            self._happen(Tick(self._at))
+            self._happen(Tick(self._ear.at))
         if self._turn is not None:
             self._partial_when_due(self._turn)
             self._bound(self._turn)
 
-    def _partial_when_due(self, turn: _Turn) -> None:
+    def _partial_when_due(self, turn: OpenTurn) -> None:
         speaking = self.config.turn is None or self._machine.floor is Floor.SPEAKING
-        if self._partial is None and speaking and turn.utterance.due():
-            window = turn.utterance.window(final=False)
-            self._partial = self._spawn(self._decode_partial(turn, window), "partial"), window
+        if speaking and not self._scribe.busy and turn.utterance.due():
+            self._spawn(self._decode_partial(turn), "partial")
 
-    def _bound(self, turn: _Turn) -> None:
+    def _bound(self, turn: OpenTurn) -> None:
         limit = self._settings.session.max_utterance_seconds
-        if self._at - turn.start < limit:
+        if self._ear.at - turn.start < limit:
             return
         log.info("session %s: a turn reached session.max_utterance_seconds (%.0f s)", self.id, limit)
         turn.ended = self._now()
         if self.config.turn is None:
-            self._happen(ClientCommitted(self._at))
+            self._happen(ClientCommitted(self._ear.at))
             raise TooLarge(
-                f"the input audio buffer reached {limit:.0f} s (session.max_utterance_seconds) and was committed",
+                f"the input audio reached {limit:.0f} s (session.max_utterance_seconds) and was committed",
                 code="input_audio_buffer_full",
             )
-        self._happen(SpeechStopped(self._at, self._at))
-        self._happen(Tick(self._at + self._machine.policy.silence))
+        self._happen(SpeechStopped(self._ear.at, self._ear.at))
+        self._happen(Tick(self._ear.at + self._machine.policy.silence))
         self._detector.reset()
 
     # --- the turn machine's shell -----------------------------------------------------------------------
@@ -384,7 +330,7 @@ class Session:
         match action:
             case StartTurn(start):
                 self._turn = self._new_turn(start)
-                self._turn.utterance.push(self._since(start))
+                self._turn.utterance.push(self._ear.since(start))
                 self._outbox.put(TurnStarted(self._turn.item_id, start))
             case Decode(revision):
                 turn = self._turn or self._last_turn
@@ -392,7 +338,7 @@ class Session:
                 if turn.final is not None:
                     turn.final.cancel()
                 turn.final = self._spawn(self._decode_final(turn, revision), "final")
-                self._stop_prefill()
+                self._prefill.stop()
             case Speculate(revision):
                 turn = self._turn
                 assert turn is not None
@@ -448,7 +394,7 @@ class Session:
         elif revision in turn.texts:
             self._transcribed(turn, turn.texts[revision])
 
-    def _transcribed(self, turn: _Turn, text: str) -> None:
+    def _transcribed(self, turn: OpenTurn, text: str) -> None:
         self.conversation.update(Item(turn.item_id, role="user", parts=(Part("input_audio", text),)))
         if self.config.transcribe:
             if text:
@@ -456,7 +402,7 @@ class Session:
             self._outbox.put(TranscriptionDone(turn.item_id, text, turn.duration))
 
     def _begin(
-        self, revision: int, prompt: list[Message], turn: _Turn | None, asked: CreateResponse
+        self, revision: int, prompt: list[Message], turn: OpenTurn | None, asked: CreateResponse
     ) -> Reply:
         config = self.config
         trace = TurnTrace(self.id, self._turns, revision)
@@ -464,7 +410,7 @@ class Session:
         if turn is not None:
             since = turn.ended
             trace.turn = turn.number
-            trace.audio_seconds = turn.duration or self._at - turn.start
+            trace.audio_seconds = turn.duration or self._ear.at - turn.start
             trace.transcript = turn.texts.get(revision, "")
             trace.words = len(trace.transcript.split())
             if turn.transcript_at is not None:
@@ -498,7 +444,7 @@ class Session:
             ended=self._reply_ended,
         )
         self._replies[revision] = reply
-        self._stop_prefill()
+        self._prefill.stop()
         reply.task = self._spawn(self._reply(reply), f"reply-{revision}")
         return reply
 
@@ -525,110 +471,40 @@ class Session:
 
     # --- the engines ------------------------------------------------------------------------------------
 
-    async def _decode_partial(self, turn: _Turn, window: Window) -> None:
-        try:
-            result = await self._decode(window, self._now() + self._settings.asr.partial_interval)
-            turn.utterance.accept(window, result)
-            if self._turn is turn and self._machine.floor is Floor.SPEAKING:
-                self._prefill_words(turn.utterance.committed)
-        except Dropped:
-            pass
-        except AntiphonError as error:
-            log.warning("a partial decode failed: %s", error)
-        finally:
-            self._partial = None
+    async def _decode_partial(self, turn: OpenTurn) -> None:
+        await self._scribe.partial(turn)
+        words = turn.utterance.committed
+        if words and self._turn is turn and self._machine.floor is Floor.SPEAKING:
+            self._bring([*self._history_messages(), Message("user", words)])
 
-    async def _decode_final(self, turn: _Turn, revision: int) -> None:
-        """The transcript of a candidate end. A partial in flight that holds all the speech serves as final."""
-        upto = turn.utterance.seconds
+    async def _decode_final(self, turn: OpenTurn, revision: int) -> None:
+        text = ""
         try:
-            if self._partial is not None and turn.utterance.covers(self._partial[1]):
-                await asyncio.wait([self._partial[0]])
-            while not turn.utterance.reaches(upto):
-                window = turn.utterance.window(final=True)
-                turn.utterance.accept(window, await self._decode(window, self._now()))
-            text = turn.texts[revision] = turn.utterance.text
+            text = turn.texts[revision] = await self._scribe.final(turn)
             turn.transcript_at = self._now()
             if turn.committed == revision:
                 self._transcribed(turn, text)
         except AntiphonError as error:
-            log.warning("a final decode failed: %s", error)
             turn.failed = error
             if turn.committed == revision:
                 self._outbox.put(TranscriptionFailed(turn.item_id, error))
-            text = ""
         self._happen(Transcript(revision, text))
 
-    async def _decode(self, window: Window, deadline: float) -> Transcription:
-        recognizer = self._engines.english
-        if window.language != "en":
-            recognizer = await self._engines.multilingual()
-        try:
-            return await recognizer.submit(
-                window,
-                owner=self.id,
-                deadline=deadline,
-                bucket=self._engines.bucket(window),
-                droppable=not window.final,
-            )
-        except (AntiphonError, Dropped):
-            raise
-        except Exception as error:
-            log.error("the recogniser failed", exc_info=error)
-            raise EngineFailed("the recogniser failed; the server's log has the reason") from error
-
-    def _warm(self) -> None:
-        """Bring the instructions and the conversation so far into the model's cache."""
-        self._prefill_prompt(self._history_messages())
-
-    def _prefill_words(self, words: str) -> None:
-        if words and words != self._prefilled:
-            self._prefilled = words
-            self._prefill_prompt([*self._history_messages(), Message("user", words)])
-
-    def _prefill_prompt(self, prompt: list[Message]) -> None:
-        if self._settings.llm.prefill and prompt and self._prefill is None and not self._replies:
-            self._prefill = self._spawn(self._run_prefill(prompt), "prefill")
-
-    async def _run_prefill(self, prompt: list[Message]) -> None:
-        try:
-            async with self._engines.chat.stream(ChatRequest(prompt, self.id, max_tokens=0)) as deltas:
-                async for _ in deltas:
-                    pass
-        except AntiphonError as error:
-            log.debug("no prefill: %s", error)
-        finally:
-            self._prefill = None
-
-    def _stop_prefill(self) -> None:
-        if self._prefill is not None:
-            self._prefill.cancel()
+    def _bring(self, prompt: list[Message]) -> None:
+        if self._settings.llm.prefill and not self._replies:
+            self._prefill.bring(prompt)
 
     # --- small things -----------------------------------------------------------------------------------
 
     def _history_messages(self) -> list[Message]:
         return self.conversation.messages(self.config.instructions)
 
-    def _new_turn(self, start: float) -> _Turn:
+    def _new_turn(self, start: float) -> OpenTurn:
         self._turns += 1
-        self._prefilled = ""
         utterance = Utterance(
             language=self.config.language, partial_interval=self._settings.asr.partial_interval
         )
-        return _Turn(self._new_id("item"), self._turns, start, utterance)
-
-    def _new_detector(self) -> SpeechDetector:
-        return SpeechDetector(
-            threshold=self.config.vad_threshold,
-            min_speech=self._settings.vad.min_speech,
-            prefix_padding=self.config.prefix_padding,
-        )
-
-    def _since(self, start: float) -> Samples:
-        """The audio from `start` seconds to now, as far as the history goes back."""
-        wanted = round((self._at - start) * SAMPLE_RATE)
-        held = np.concatenate(self._history)
-        return held[max(0, len(held) - wanted) :]
+        return OpenTurn(self._new_id("item"), self._turns, start, utterance)
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         assert self._group is not None

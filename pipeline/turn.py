@@ -121,7 +121,9 @@ class TurnMachine:
             case Floor.IDLE:
                 self.floor = Floor.SPEAKING
                 started: list[Action] = [StartTurn(event.start)]
-                return started + (self._cancel_reply("turn_detected") if self.policy.interrupt_response else [])
+                return started + (
+                    self._cancel_reply("turn_detected") if self.policy.interrupt_response else []
+                )
         assert_never(self.floor)
 
     def _speech_stopped(self, event: SpeechStopped) -> list[Action]:
@@ -143,7 +145,11 @@ class TurnMachine:
         if not self.policy.create_response:
             return actions + self._discard("superseded")
         if self.active is not None or self.owed is not None:
-            return [*actions, *self._discard("superseded"), Refuse("conversation_already_has_active_response")]
+            return [
+                *actions,
+                *self._discard("superseded"),
+                Refuse("conversation_already_has_active_response"),
+            ]
         if self.speculated == revision:
             self.active, self.speculated = revision, None
             return [*actions, Release(revision)]

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from antiphon.llm import llamacpp
 from antiphon.llm.base import ChatRequest, Delta, Message
 from antiphon.llm.llamacpp import Chunks, LlamaCpp, Slots, failure, load, read_metrics

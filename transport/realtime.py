@@ -23,6 +23,7 @@ What a client may say, and what comes of it ("unsupported" is the code of an `er
     input_audio_buffer.append   whole samples, base64; commit; clear
     conversation.item.create    text, audio with its transcript (kept as text), function_call and its output;
                        audio without a transcript, images and item references are unsupported
+                       a text has at most 131,072 characters
     conversation.item.retrieve / truncate / delete
     response.create    as session.update for its own reply; its format must be the session's
     response.cancel

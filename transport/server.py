@@ -255,6 +255,7 @@ async def _listening(
                     log_config=None,
                     log_level="warning",
                     access_log=False,
+                    server_header=False,
                     timeout_graceful_shutdown=5,
                 )
             )

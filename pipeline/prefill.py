@@ -1,0 +1,51 @@
+"""Bringing a prompt into the language model's cache before it is needed.
+
+While the user speaks, agreed words go into the model, so that at the end of the turn only the last few are
+left to compute. One at a time, and never beside a reply: the model has one slot for a conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+
+from ..llm.base import ChatModel, ChatRequest, Message
+from .errors import AntiphonError
+
+log = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[None, None, None], str], asyncio.Task[None]]
+
+
+class Prefill:
+    """One conversation's. owner: as in its `ChatRequest`s. spawn: starts a task that the session ends."""
+
+    def __init__(self, chat: ChatModel, owner: str, spawn: Spawn) -> None:
+        self._chat = chat
+        self._owner = owner
+        self._spawn = spawn
+        self._task: asyncio.Task[None] | None = None
+        self._last: Sequence[Message] = ()
+
+    def bring(self, prompt: Sequence[Message]) -> None:
+        """Compute this prompt in the background; nothing happens while another is computed, or for the last
+        one again."""
+        if prompt and prompt != self._last and self._task is None:
+            self._last = prompt
+            self._task = self._spawn(self._run(prompt), "prefill")
+
+    def stop(self) -> None:
+        """Cancel what runs: its slot is wanted. What it has computed stays in the cache."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, prompt: Sequence[Message]) -> None:
+        try:
+            async with self._chat.stream(ChatRequest(prompt, self._owner, max_tokens=0)) as deltas:
+                async for _ in deltas:
+                    pass
+        except AntiphonError as error:
+            log.debug("no prefill: %s", error)
+        finally:
+            self._task = None
