@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ctranslate2
+import ctranslate2  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 import tokenizers
 
@@ -27,6 +27,8 @@ from ..pipeline.errors import BadRequest, EngineFailed
 from ..pipeline.settings import Settings
 from .base import Segment, Transcription, Window
 from .features import FRAMES_PER_SECOND, HOP, LogMel, Mel
+
+_ct2: Any = ctranslate2  # its types are unknown
 
 FULL = 30 * FRAMES_PER_SECOND
 """Frames of the window that Whisper was trained on, and the longest its encoder takes."""
@@ -110,7 +112,7 @@ class Whisper:
         self, path: Path | str, *, threads: int = 1, compute_type: str = "int8", device: str = "cpu"
     ) -> None:
         try:
-            self._model: Any = ctranslate2.models.Whisper(
+            self._model: Any = _ct2.models.Whisper(
                 str(path), device=device, compute_type=compute_type, intra_threads=threads, inter_threads=1
             )
             self._tokenizer = tokenizers.Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
@@ -175,9 +177,13 @@ class Whisper:
         longest = max(_most_tokens(w) for w in windows)
         if len({len(prompt) for prompt in prompts}) > 1:
             # CTranslate2 wants prompts of one length in a batch.
-            rows = np.asarray(encoded.to_device(ctranslate2.Device.cpu))
-            singles = [ctranslate2.StorageView.from_array(rows[i : i + 1].copy()) for i in range(len(rows))]
-            jobs = [(one, [prompt]) for one, prompt in zip(singles, prompts, strict=True)]
+            rows = np.asarray(encoded.to_device(_ct2.Device.cpu))
+            singles: list[Any] = [
+                _ct2.StorageView.from_array(rows[i : i + 1].copy()) for i in range(len(rows))
+            ]
+            jobs: list[tuple[Any, list[list[int]]]] = [
+                (one, [prompt]) for one, prompt in zip(singles, prompts, strict=True)
+            ]
         else:
             jobs = [(encoded, prompts)]
         generated: list[Any] = []
@@ -202,7 +208,7 @@ class Whisper:
             # The spectrogram's own floor is what silence after these sounds looks like.
             row[:] = mel.min()
             row[:, : mel.shape[1]] = mel[:, :frames]
-        return self._model.encode(ctranslate2.StorageView.from_array(padded))
+        return self._model.encode(_ct2.StorageView.from_array(padded))
 
     def _languages(self, windows: Sequence[Window], encoded: Any) -> list[str]:
         if not self.multilingual:

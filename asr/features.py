@@ -33,7 +33,7 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
     """Triangular filters of equal area from 0 Hz to Nyquist, shape (n_mels, N_FFT // 2 + 1)."""
     bins = np.fft.rfftfreq(N_FFT, 1.0 / SAMPLE_RATE)
     top = 15.0 + 27.0 * np.log(SAMPLE_RATE / 2 / 1000.0) / np.log(6.4)
-    corners = hertz(np.linspace(0.0, top, n_mels + 2))
+    corners = hertz(np.linspace(0.0, float(top), n_mels + 2))
     low, centre, high = (corners[i : i + n_mels, None] for i in range(3))
     triangles = np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)).clip(min=0.0)
     return (triangles * 2.0 / (high - low)).astype(np.float32)

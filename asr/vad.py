@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
+import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 
 from ..pipeline.events import Samples, SpeechStarted, SpeechStopped
@@ -44,11 +44,12 @@ class SileroVad:
     """Silero VAD through onnxruntime. Holds weights only; every session brings its `VadState`."""
 
     def __init__(self, path: Path | str) -> None:
-        options = onnxruntime.SessionOptions()
+        runtime: Any = onnxruntime
+        options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session: Any = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self._rate = np.array(SAMPLE_RATE, np.int64)
 
     def probabilities(

@@ -80,7 +80,7 @@ from .events import (
 )
 from .hearing import Ear, OpenTurn, Scribe
 from .metrics import TurnTrace
-from .outbox import Outbox
+from .outbox import NotReading, Outbox
 from .prefill import Prefill
 from .reply import Reply
 from .settings import Settings
@@ -161,6 +161,7 @@ class Session:
         finally:
             self._group = None
             self._closing.set()
+            self._quiet.set()
             self._outbox.close()
 
     async def send(self, command: Command) -> None:
@@ -195,6 +196,8 @@ class Session:
                     await self._hear(command.samples)
                 else:
                     self._obey(command)
+            except NotReading:
+                raise
             except AntiphonError as error:
                 self._outbox.put(Failed(error, command.event_id))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,9 @@ async def _clean_loop() -> AsyncIterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def clean_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+def clean_loop(request: pytest.FixtureRequest) -> None:
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_clean_loop")
-    yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,9 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from antiphon.pipeline.audio import (
     EMPTY,
     WIRE_FORMATS,
@@ -32,8 +35,6 @@ from antiphon.pipeline.audio import (
     write_wav,
 )
 from antiphon.pipeline.errors import BadRequest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 DATA = Path(__file__).parent / "data"
 ALL_INT16 = np.arange(-32768, 32768).astype("<i2")

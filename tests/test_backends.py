@@ -3,6 +3,7 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+
 from antiphon.pipeline import backends
 from antiphon.pipeline.errors import UnknownBackend
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from antiphon.pipeline import cli, logs
 from antiphon.pipeline.catalog import LocalFile, Model, ModelFile
 from antiphon.pipeline.errors import BadRequest

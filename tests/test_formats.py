@@ -8,6 +8,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+
 from antiphon.asr.formats import decode_file, iter_decode
 from antiphon.pipeline.audio import write_wav
 from antiphon.pipeline.errors import BadRequest, TooLarge

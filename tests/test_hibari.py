@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from antiphon.pipeline.errors import BadRequest, EngineFailed, SettingsError, WeightsError
 from antiphon.pipeline.events import Samples
 from antiphon.tts.base import Synthesizer, Voice

@@ -285,15 +285,16 @@ async def test_being_cancelled_while_waiting_leaves_no_trace(small: LlamaCpp, en
     assert len(engine.bodies) == 6
 
 
-async def test_a_seat_given_to_who_is_cancelled_in_that_moment_is_not_lost(
-    small: LlamaCpp, engine: SmallEngine
-) -> None:
-    task = asyncio.create_task(collect(small, asking()))
-    await asyncio.sleep(0)  # its seat is settled, and it has not run since
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    engine.go.set()
-    await asyncio.gather(*(collect(small, asking(owner=owner)) for owner in "ab"))
+async def test_a_seat_given_to_who_is_cancelled_in_that_moment_is_not_lost(small: LlamaCpp) -> None:
+    slot, _ = await small._seat("a"), await small._seat("b")
+    late = asyncio.create_task(small._seat("c"))
+    await asyncio.sleep(0)
+    small._slots.give(slot)
+    small._assign()
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    assert await small._seat("d") == slot
 
 
 async def test_leaving_waits_for_the_engine_however_often_it_is_cancelled(

@@ -1,5 +1,7 @@
 """Where the listener is, and which words were heard."""
 
+from itertools import pairwise
+
 from antiphon.pipeline.playback import Playback, Spoken, heard
 
 
@@ -39,4 +41,4 @@ def test_heard_is_cut_at_a_word():
 
 def test_heard_grows_with_the_position():
     prefixes = [heard(CLAUSES, at / 20) for at in range(70)]
-    assert all(later.startswith(earlier) for earlier, later in zip(prefixes, prefixes[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(prefixes))

@@ -1,27 +1,35 @@
 """The codec: what each client event asks for, what is refused and how, and the wire of every output."""
 
 import base64
-import itertools
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types.realtime import RealtimeServerEvent
-from openai.types.realtime.realtime_session_create_response import RealtimeSessionCreateResponse
-from pydantic import TypeAdapter
+from wire import (
+    ASSISTANT,
+    CAPTURES,
+    EVERYTHING_ELSE,
+    FAILURE,
+    VOICE_TURN,
+    WIRE,
+    b64,
+    check,
+    codec,
+    decode,
+    one,
+    play,
+    ramp,
+    refusal,
+    session_of,
+    update,
+)
 
 from antiphon.pipeline.audio import mulaw_to_samples, pcm16_to_samples, samples_to_mulaw, samples_to_pcm16
-from antiphon.pipeline.errors import BadRequest, EngineFailed
 from antiphon.pipeline.events import (
     AppendAudio,
-    AudioCleared,
-    AudioCommitted,
     CancelResponse,
     ClearAudio,
     CommitAudio,
@@ -32,207 +40,18 @@ from antiphon.pipeline.events import (
     DeleteItem,
     Failed,
     Item,
-    ItemAdded,
-    ItemDeleted,
-    ItemDone,
-    ItemRetrieved,
-    ItemTruncated,
     Output,
     OutputAudio,
     OutputDone,
     OutputStarted,
-    OutputText,
     Part,
     Response,
     ResponseDone,
-    ResponseStarted,
     RetrieveItem,
-    SessionConfig,
-    TranscriptionDelta,
-    TranscriptionDone,
-    TranscriptionFailed,
     TruncateItem,
-    TurnPolicy,
-    TurnStarted,
-    TurnStopped,
-    Usage,
 )
 from antiphon.transport import schema
 from antiphon.transport.realtime import RealtimeCodec
-from antiphon.transport.session_object import EAGERNESS, OPENAI_VOICES, Offer
-
-WIRE = Path(__file__).parent / "data" / "wire"
-DEFAULTS = SessionConfig(instructions="Be brief.", language="en")
-OFFER = Offer(DEFAULTS, ("heart", "alto"), transcription_model="whisper-tiny.en", max_append_bytes=48_000 * 2)
-EVENT: TypeAdapter[RealtimeServerEvent] = TypeAdapter(RealtimeServerEvent)
-
-
-def counting() -> Any:
-    """Ids in the order of asking: event_1, conv_2."""
-    numbers = itertools.count(1)
-    return lambda prefix: f"{prefix}_{next(numbers)}"
-
-
-def codec(**options: Any) -> RealtimeCodec:
-    return RealtimeCodec("sess_1", OFFER, new_id=counting(), **{"model": "gpt-realtime"} | options)
-
-
-def decode(wire: RealtimeCodec, kind: str, **fields: Any) -> Any:
-    return wire.decode(json.dumps({"type": kind, "event_id": "mine", **fields}))
-
-
-def one(wire: RealtimeCodec, kind: str, **fields: Any) -> Any:
-    asked = decode(wire, kind, **fields)
-    assert not isinstance(asked, Failed), asked.error.message
-    (command,) = asked
-    return command
-
-
-def refusal(wire: RealtimeCodec, kind: str, **fields: Any) -> BadRequest:
-    asked = decode(wire, kind, **fields)
-    assert isinstance(asked, Failed)
-    assert asked.event_id == "mine"
-    return asked.error
-
-
-def update(wire: RealtimeCodec, **session: Any) -> SessionConfig:
-    """The configuration after an update, acknowledged to the client."""
-    command = one(wire, "session.update", session=session)
-    assert isinstance(command, Configure)
-    wire.encode(Configured(command.config))
-    return command.config
-
-
-def session_of(wire: RealtimeCodec) -> dict[str, Any]:
-    return wire.created()[0]["session"]
-
-
-def b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-# --- server events are OpenAI's -------------------------------------------------------------------------
-
-
-def unknown_fields(value: object, path: str = "") -> Iterator[str]:
-    if isinstance(value, openai.BaseModel):
-        for name in value.model_extra or {}:
-            yield f"{path}.{name}"
-        for name in type(value).model_fields:
-            yield from unknown_fields(getattr(value, name), f"{path}.{name}")
-    elif isinstance(value, list):
-        for member in value:
-            yield from unknown_fields(member, f"{path}[]")
-
-
-ONLY_IN_THE_RESPONSE_TYPE = {
-    f".session.{name}"
-    for name in ("id", "object", "expires_at")
-    if name in RealtimeSessionCreateResponse.model_fields
-}
-"""OpenAI's server sends these, and its types have them, but not where the event types look."""
-
-
-def check(event: dict[str, Any]) -> None:
-    """Valid in the newest SDK's union, as the type it says it is, with no member that this type lacks."""
-    parsed = EVENT.validate_json(json.dumps(event))
-    (kind,) = get_args(type(parsed).model_fields["type"].annotation)
-    assert kind == event["type"]
-    assert set(unknown_fields(parsed)) <= ONLY_IN_THE_RESPONSE_TYPE
-
-
-def play(wire: RealtimeCodec, *outputs: Output) -> list[dict[str, Any]]:
-    events = [event for output in outputs for event in wire.encode(output)]
-    for event in events:
-        check(event)
-    return events
-
-
-USER = Item("item_1", role="user", parts=(Part("input_audio"),))
-ASSISTANT = Item("item_2", role="assistant", parts=(Part("output_audio", ""),), status="in_progress")
-SAID = Item("item_2", role="assistant", parts=(Part("output_audio", "Noon. Lunch?"),))
-NOTE = {"client_event_id": "e1"}
-STARTED = Response("resp_1", "audio", voice="heart", metadata=NOTE)
-USAGE = Usage(input_tokens=31, cached_tokens=20, output_tokens=6, output_audio_tokens=25)
-
-
-def ramp(start: float, seconds: float) -> np.ndarray:
-    """A slow sawtooth at 24 kHz: exact in 16 bits, and never the same twice in a row."""
-    index = np.arange(round(start * 24_000), round((start + seconds) * 24_000))
-    return ((index % 2000 - 1000) / 32768).astype(np.float32)
-
-
-VOICE_TURN: list[Output] = [
-    TurnStarted("item_1", 0.2),
-    TurnStopped("item_1", 1.5004),
-    AudioCommitted("item_1", None),
-    ItemAdded(USER, None),
-    ItemDone(USER, None),
-    TranscriptionDelta("item_1", "What time is it?"),
-    TranscriptionDone("item_1", "What time is it?", 1.3004),
-    ResponseStarted(STARTED),
-    OutputStarted("resp_1", ASSISTANT, "item_1"),
-    OutputText("resp_1", "item_2", "audio", "Noon."),
-    OutputAudio("resp_1", "item_2", ramp(0, 0.01), 24_000, 0.0),
-    OutputText("resp_1", "item_2", "audio", " Lunch?"),
-    OutputAudio("resp_1", "item_2", ramp(0.01, 0.01), 24_000, 0.01),
-    OutputDone("resp_1", SAID, "item_1"),
-    ResponseDone(
-        Response("resp_1", "audio", "completed", output=(SAID,), usage=USAGE, voice="heart", metadata=NOTE)
-    ),
-]  # fmt: skip
-
-CUT = Item("item_2", role="assistant", parts=(Part("output_audio", "Noon."),), status="incomplete")
-BARGE_IN: list[Output] = [
-    ResponseStarted(STARTED),
-    OutputStarted("resp_1", ASSISTANT, "item_1"),
-    OutputText("resp_1", "item_2", "audio", "Noon."),
-    OutputAudio("resp_1", "item_2", ramp(0, 0.01), 24_000, 0.0),
-    TurnStarted("item_3", 3.0),
-    OutputDone("resp_1", CUT, "item_1"),
-    ResponseDone(
-        Response("resp_1", "audio", "cancelled", "turn_detected", output=(CUT,), usage=USAGE, voice="heart")
-    ),
-    ItemTruncated("item_2", 0, 0.01),
-]  # fmt: skip
-
-WRITTEN = Item("item_2", role="assistant", parts=(Part("output_text", ""),), status="in_progress")
-TEXT = Item("item_2", role="assistant", parts=(Part("output_text", "Noon ☀"),))
-TEXT_TURN: list[Output] = [
-    ItemAdded(Item("item_1", role="user", parts=(Part("input_text", "Time?"),)), "item_0"),
-    ItemDone(Item("item_1", role="user", parts=(Part("input_text", "Time?"),)), "item_0"),
-    ResponseStarted(Response("resp_1", "text", max_output_tokens=50)),
-    OutputStarted("resp_1", WRITTEN, "item_1"),
-    OutputText("resp_1", "item_2", "text", "Noon"),
-    OutputText("resp_1", "item_2", "text", " ☀"),
-    OutputDone("resp_1", TEXT, "item_1"),
-    ResponseDone(Response("resp_1", "text", "completed", output=(TEXT,), usage=USAGE)),
-]  # fmt: skip
-
-FAILURE = EngineFailed("the model failed")
-EVERYTHING_ELSE: list[Output] = [
-    Configured(DEFAULTS),
-    AudioCleared(),
-    ItemRetrieved(Item("item_9", role="system", parts=(Part("input_text", "Be kind."),))),
-    ItemAdded(Item("item_8", "function_call", name="now", arguments="{}", call_id="call_1"), None),
-    ItemDone(Item("item_7", "function_call_output", call_id="call_1", output="12:00"), "item_8"),
-    ItemDeleted("item_9"),
-    TranscriptionFailed("item_1", FAILURE),
-    ResponseStarted(Response("resp_2", "text", in_conversation=False)),
-    OutputStarted("resp_2", WRITTEN, None, in_conversation=False),
-    OutputDone("resp_2", TEXT, None, in_conversation=False),
-    ResponseDone(Response("resp_2", "text", "failed", error=FAILURE, in_conversation=False)),
-    ResponseDone(Response("resp_3", "text", "incomplete", "max_output_tokens")),
-    Failed(BadRequest("No such thing.", code="invalid_value", param="item.id"), "mine"),
-    Failed(BadRequest("No such thing.")),
-]  # fmt: skip
-
-CAPTURES = {
-    "voice_turn": VOICE_TURN,
-    "barge_in": BARGE_IN,
-    "text_turn": TEXT_TURN,
-    "everything_else": EVERYTHING_ELSE,
-}
 
 
 @pytest.mark.parametrize("name", CAPTURES)
@@ -496,238 +315,6 @@ def test_a_refused_append_takes_nothing():
     wire = codec()
     refusal(wire, "input_audio_buffer.append", audio=b64(bytes(2401)))
     assert len(appended(decode(wire, "input_audio_buffer.commit"))) == 0
-
-
-# --- the session object ---------------------------------------------------------------------------------
-
-
-def test_what_the_server_announces_is_what_the_pipeline_is_told():
-    wire = codec()
-    assert update(wire) == DEFAULTS
-    session = session_of(wire)
-    assert (session["id"], session["object"], session["model"]) == (
-        "sess_1",
-        "realtime.session",
-        "gpt-realtime",
-    )
-    assert session["audio"]["input"]["turn_detection"]["silence_duration_ms"] == 500
-
-
-def test_an_update_keeps_the_siblings_of_what_it_changes():
-    wire = codec()
-    config = update(
-        wire, audio={"input": {"turn_detection": {"silence_duration_ms": 700}}}, instructions="Shout."
-    )
-    assert config.turn == TurnPolicy(silence=0.7)
-    assert (config.vad_threshold, config.instructions, config.transcribe) == (0.5, "Shout.", True)
-    again = update(wire, audio={"input": {"turn_detection": {"threshold": 0.9, "type": "server_vad"}}})
-    assert (again.turn, again.vad_threshold) == (TurnPolicy(silence=0.7), 0.9)
-    assert session_of(wire)["audio"]["input"]["turn_detection"]["silence_duration_ms"] == 700
-
-
-def test_null_clears_and_goes_back_to_the_default():
-    wire = codec()
-    config = update(
-        wire,
-        instructions="Shout.",
-        max_output_tokens=7,
-        audio={
-            "input": {"turn_detection": None, "transcription": None},
-            "output": {"speed": 1.5, "voice": "alto"},
-        },
-    )
-    assert config.turn is None
-    assert (config.transcribe, config.speed, config.voice, config.max_output_tokens) == (
-        False,
-        1.5,
-        "alto",
-        7,
-    )
-    session = session_of(wire)
-    assert session["audio"]["input"]["turn_detection"] is None
-    assert session["audio"]["input"]["transcription"] is None
-    config = update(
-        wire, instructions=None, max_output_tokens=None, audio={"output": {"speed": None, "voice": None}}
-    )
-    assert config.turn is None
-    assert (config.instructions, config.speed, config.voice) == ("Be brief.", 1.0, "heart")
-    assert config.max_output_tokens is None
-    assert update(wire, audio=None) == DEFAULTS
-
-
-def test_escaped_characters_beyond_16_bits_are_text():
-    wire = codec()
-    asked = wire.decode('{"type": "session.update", "session": {"instructions": "\\ud83d\\ude00"}}')
-    assert not isinstance(asked, Failed)
-    assert asked[0].config.instructions == "😀"
-
-
-def test_empty_is_not_the_default():
-    assert update(codec(), instructions="").instructions == ""
-
-
-@pytest.mark.parametrize("eagerness", ["low", "medium", "high", "auto", None])
-def test_semantic_vad_is_a_silence(eagerness: str | None):
-    wire = codec()
-    detection = {"type": "semantic_vad"} | ({"eagerness": eagerness} if eagerness else {})
-    config = update(wire, audio={"input": {"turn_detection": detection | {"create_response": False}}})
-    assert config.turn == TurnPolicy(EAGERNESS.get(eagerness or "auto", 0.5), create_response=False)
-    assert session_of(wire)["audio"]["input"]["turn_detection"] == {
-        "type": "semantic_vad",
-        "eagerness": eagerness or "auto",
-        "create_response": False,
-        "interrupt_response": True,
-    }
-
-
-def test_turn_detection_can_come_back():
-    wire = codec()
-    update(wire, audio={"input": {"turn_detection": None}})
-    config = update(
-        wire, audio={"input": {"turn_detection": {"type": "server_vad", "interrupt_response": False}}}
-    )
-    assert config.turn == TurnPolicy(0.5, interrupt_response=False)
-
-
-def test_the_preroll_is_never_less_than_300_ms():
-    wire = codec()
-    config = update(wire, audio={"input": {"turn_detection": {"prefix_padding_ms": 20}}})
-    assert config.prefix_padding == 0.3
-    assert session_of(wire)["audio"]["input"]["turn_detection"]["prefix_padding_ms"] == 20
-
-
-@pytest.mark.parametrize(("said", "meant"), [(0, 0.01), (1, 0.99), (0.3, 0.3)])
-def test_the_detector_gets_a_threshold_it_can_cross(said: float, meant: float):
-    config = update(codec(), audio={"input": {"turn_detection": {"threshold": said}}})
-    assert config.vad_threshold == meant
-
-
-@pytest.mark.parametrize("voice", ["alloy", {"id": "marin"}, "heart"])
-def test_openai_voices_are_our_default_by_another_name(voice: Any):
-    wire = codec()
-    assert update(wire, audio={"output": {"voice": voice}}).voice == "heart"
-    name = voice if isinstance(voice, str) else voice["id"]
-    assert session_of(wire)["audio"]["output"]["voice"] == name
-    response = play(wire, ResponseStarted(STARTED))[0]["response"]
-    assert response["audio"]["output"]["voice"] == name
-    assert len(OPENAI_VOICES) == 13
-
-
-def test_languages_of_the_transcription():
-    wire = codec()
-    assert update(wire, audio={"input": {"transcription": {"language": "de-AT"}}}).language == "de"
-    assert (
-        update(wire, audio={"input": {"transcription": {"language": None, "languages": ["fr"]}}}).language
-        == "fr"
-    )
-    assert update(wire, audio={"input": {"transcription": {"languages": ["fr", "it"]}}}).language == "en"
-    assert update(wire, audio={"input": {"transcription": {"model": "gpt-4o-transcribe"}}}).transcribe
-
-
-def test_what_agents_sdks_send_on_connecting_is_taken():
-    wire = codec()
-    config = update(
-        wire,
-        type="realtime",
-        model="gpt-realtime",
-        instructions="Hi.",
-        output_modalities=["audio"],
-        audio={
-            "input": {
-                "format": {"type": "audio/pcm", "rate": 24000},
-                "transcription": {"model": "gpt-4o-mini-transcribe"},
-                "turn_detection": {"type": "semantic_vad", "interrupt_response": True},
-                "noise_reduction": {"type": "near_field"},
-            },
-            "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 1},
-        },
-        tracing="auto",
-        tools=[],
-        tool_choice="auto",
-        truncation={"type": "retention_ratio", "retention_ratio": 0.8},
-        prompt=None,
-        include=None,
-    )
-    assert config.instructions == "Hi."
-    (event,) = play(wire, Configured(config))
-    assert event["session"]["tracing"] == "auto"
-    assert event["session"]["audio"]["input"]["noise_reduction"] == {"type": "near_field"}
-
-
-@pytest.mark.parametrize(
-    ("session", "code", "param"),
-    [
-        ({"type": "transcription"}, "unsupported", "type"),
-        ({"type": "conversation"}, "invalid_value", "type"),
-        ({"model": "gpt-5"}, "cannot_update_model", "model"),
-        ({"voice": "alloy"}, "unknown_parameter", "voice"),
-        ({"modalities": ["text"]}, "unknown_parameter", "modalities"),
-        ({"output_modalities": ["audio", "text"]}, "invalid_value", "output_modalities"),
-        ({"output_modalities": []}, "invalid_value", "output_modalities"),
-        ({"output_modalities": ["video"]}, "invalid_value", "output_modalities[0]"),
-        ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
-        ({"max_output_tokens": 4097}, "invalid_value", "max_output_tokens"),
-        ({"instructions": 3}, "invalid_type", "instructions"),
-        ({"tools": [{"type": "function", "name": "now"}]}, "unsupported", "tools"),
-        ({"tool_choice": "required"}, "unsupported", "tool_choice"),
-        ({"prompt": {"id": "pmpt_1"}}, "unsupported", "prompt"),
-        ({"include": ["item.input_audio_transcription.logprobs"]}, "unsupported", "include"),
-        ({"audio": 3}, "invalid_type", "audio"),
-        ({"audio": {"output": {"speed": 2}}}, "invalid_value", "audio.output.speed"),
-        ({"audio": {"output": {"speed": "fast"}}}, "invalid_type", "audio.output.speed"),
-        ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "audio.output.voice"),
-        ({"audio": {"output": {"format": {"type": "audio/opus"}}}}, "invalid_value", "audio.output.format"),
-        ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}}, "invalid_value",
-         "audio.input.format.rate"),
-        ({"audio": {"input": {"format": "pcm16"}}}, "invalid_type", "audio.input.format"),
-        ({"audio": {"input": {"turn_detection": {"type": "none"}}}}, "invalid_value",
-         "audio.input.turn_detection"),
-        ({"audio": {"input": {"turn_detection": {"threshold": 1.5}}}}, "invalid_value",
-         "audio.input.turn_detection.threshold"),
-        ({"audio": {"input": {"turn_detection": {"silence_duration_ms": "500"}}}}, "invalid_type",
-         "audio.input.turn_detection.silence_duration_ms"),
-        ({"audio": {"input": {"turn_detection": {"idle_timeout_ms": 6000}}}}, "unsupported",
-         "audio.input.turn_detection.idle_timeout_ms"),
-        ({"audio": {"input": {"turn_detection": {"eagerness": "high"}}}}, "unknown_parameter",
-         "audio.input.turn_detection.eagerness"),
-        ({"audio": {"input": {"transcription": {"language": "English!"}}}}, "invalid_value",
-         "audio.input.transcription.language"),
-    ],
-)  # fmt: skip
-def test_a_wrong_update_names_the_field_and_changes_nothing(session: dict[str, Any], code: str, param: str):
-    wire = codec()
-    before = session_of(wire)
-    error = refusal(wire, "session.update", session={"type": "realtime", "instructions": "New."} | session)
-    assert (error.code, error.param) == (code, f"session.{param}")
-    assert session_of(wire) == before
-    assert update(wire) == DEFAULTS
-
-
-def test_the_model_may_be_named_once_when_the_url_named_none():
-    wire = codec(model=None)
-    assert session_of(wire)["model"] == "antiphon"
-    update(wire, model="gpt-realtime")
-    assert session_of(wire)["model"] == "gpt-realtime"
-    assert refusal(wire, "session.update", session={"model": "other"}).code == "cannot_update_model"
-
-
-def test_the_voice_stays_once_it_has_spoken():
-    wire = codec()
-    update(wire, audio={"output": {"voice": "alto"}})
-    play(wire, *BARGE_IN)
-    error = refusal(wire, "session.update", session={"audio": {"output": {"voice": "heart"}}})
-    assert (error.code, error.param) == ("cannot_update_voice", "session.audio.output.voice")
-    error = refusal(wire, "response.create", response={"audio": {"output": {"voice": "alloy"}}})
-    assert (error.code, error.param) == ("cannot_update_voice", "response.audio.output.voice")
-    assert update(wire, audio={"output": {"voice": "alto", "speed": 0.5}}).speed == 0.5
-
-
-def test_each_update_is_acknowledged_with_its_own_session():
-    wire = codec()
-    first = one(wire, "session.update", session={"instructions": "One."}).config
-    second = one(wire, "session.update", session={"instructions": "Two."}).config
-    events = play(wire, Configured(first), Configured(second))
-    assert [event["session"]["instructions"] for event in events] == ["One.", "Two."]
 
 
 # --- the other client events ----------------------------------------------------------------------------

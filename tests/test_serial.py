@@ -16,8 +16,8 @@ from antiphon.asr.base import SAMPLE_RATE
 from antiphon.asr.formats import decode_file
 from antiphon.benchmarks import serial
 from antiphon.llm.base import ChatRequest, Delta
-from antiphon.pipeline.events import Samples
 from antiphon.pipeline.engines import Engines, VadInput, VadOutput
+from antiphon.pipeline.events import Samples
 from antiphon.pipeline.settings import Settings, TurnSettings
 
 DATA = Path(__file__).parent / "data"

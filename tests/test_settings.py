@@ -5,9 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
+
 from antiphon.pipeline.errors import SettingsError
 from antiphon.pipeline.settings import LEAVES, LlmSettings, Settings, describe, load, resolve, to_toml
-from pydantic import ValidationError
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from antiphon.tts.numbers import cardinal, number, ordinal, year
-from antiphon.tts.spoken import spoken
 from hypothesis import given
 from hypothesis import strategies as st
+
+from antiphon.tts.numbers import cardinal, number, ordinal, year
+from antiphon.tts.spoken import spoken
 
 GOLDEN = [
     # markdown

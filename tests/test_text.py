@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from antiphon.tts.text import Clause, Clauses
 from hypothesis import given
 from hypothesis import strategies as st
+
+from antiphon.tts.text import Clause, Clauses
 
 FRAGMENTS = [
     *[

@@ -54,7 +54,9 @@ def test_going_on_before_the_gate_opens_cancels_the_revision_and_keeps_the_turn(
     turn = machine()
     play(turn, *HEARD, Transcript(1, "what time"))
     assert play(turn, SpeechStarted(2.4, 2.1)) == [Cancel(1, "resumed")]
-    assert play(turn, SpeechStopped(3.03, 3.0), Transcript(1, "what time"), Transcript(2, "what time is it")) == [
+    assert play(
+        turn, SpeechStopped(3.03, 3.0), Transcript(1, "what time"), Transcript(2, "what time is it")
+    ) == [
         Decode(2),
         Speculate(2),
     ]

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
 from antiphon.pipeline import weights
 from antiphon.pipeline.catalog import CATALOG, LocalFile, Member, Model, ModelFile, Source, Url, Wheels
 from antiphon.pipeline.errors import WeightsError

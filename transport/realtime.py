@@ -4,33 +4,7 @@ It decides nothing about the conversation. It keeps only what the wire needs: th
 sees it, one resampler each way, and the text of each reply so far. No I/O and no clock; ids are injected, so
 a conversation replays to the same bytes.
 
-What a client may say, and what comes of it ("unsupported" is the code of an `error` event):
-
-    session.update     merged deeply into the session object; null goes back to the default, and is itself a
-                       value for turn_detection, transcription, noise_reduction, tracing, prompt, include
-      type             realtime; transcription is unsupported
-      model            may be named once when the URL named none; then fixed (cannot_update_model)
-      output_modalities  ["audio"] or ["text"]
-      instructions, max_output_tokens, audio.output.speed                 as said
-      audio.*.format   audio/pcm at 24000, audio/pcmu, audio/pcma; output changes with the next reply
-      audio.output.voice  our voices, and OpenAI's names for the default one; fixed once the session has
-                       spoken (cannot_update_voice)
-      turn_detection   null (manual), server_vad, semantic_vad (eagerness sets the silence); never less than
-                       300 ms of pre-roll; idle_timeout_ms is unsupported
-      transcription    null stops the transcript events; language counts, other members are hints
-      noise_reduction, tracing, truncation, reasoning, parallel_tool_calls   echoed, without effect
-      tools, tool_choice other than auto and none, prompt, include           unsupported unless empty
-    input_audio_buffer.append   whole samples, base64; commit; clear
-    conversation.item.create    text, audio with its transcript (kept as text), function_call and its output;
-                       audio without a transcript, images and item references are unsupported
-                       a text has at most 131,072 characters
-    conversation.item.retrieve / truncate / delete
-    response.create    as session.update for its own reply; its format must be the session's
-    response.cancel
-    output_audio_buffer.clear   an error: over a websocket the client owns its playback buffer
-
-Sent: one voice turn in OpenAI's order. Not sent: `conversation.created` and `conversation.item.created`
-(legacy), `rate_limits.updated` (there are none), `output_audio_buffer.*` (WebRTC).
+What is taken, what is refused and what has no effect is decided event by event in docs/realtime.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every model is strict: no coercion ("0.5" is not a number), no unknown fields (a misspelt setting is an
 error, not a shrug). A field that is allowed here but has no effect says so. What a shape cannot express
-(which voices there are, what of it is supported) is decided in `realtime.py`, where the table of it is.
+(which voices there are, what is unsupported) is decided in `session_object.py` and `realtime.py`.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _merge(current: Json, update: Json, defaults: Json) -> Json:
                 merged[key] = defaults[key]
         elif isinstance(value, dict) and isinstance(old, dict):
             new, old = cast("Json", value), cast("Json", old)
-            same = True
+            same = new.get("type", old.get("type")) == old.get("type")
             merged[key] = _merge(old, new, defaults.get(key) or {}) if same else new
         else:
             merged[key] = value
