@@ -325,7 +325,7 @@ class LlamaCpp:
             return await seat
         except asyncio.CancelledError:
             if seat.done() and not seat.cancelled() and seat.exception() is None:
-                pass
+                self._slots.give(seat.result())
                 self._assign()
             raise
         finally:

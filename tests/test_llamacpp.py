@@ -294,7 +294,8 @@ async def test_a_seat_given_to_who_is_cancelled_in_that_moment_is_not_lost(small
     late.cancel()
     with pytest.raises(asyncio.CancelledError):
         await late
-    assert await small._seat("d") == slot
+    async with asyncio.timeout(10):
+        assert await small._seat("d") == slot
 
 
 async def test_leaving_waits_for_the_engine_however_often_it_is_cancelled(

@@ -1,0 +1,361 @@
+"""A session around fake engines: speculation, resumption, barge-in, failures, and an end that leaves nothing."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import FakeChat, FakeRecognizer, FakeVoice, fake_engines, tone
+
+from antiphon.asr.base import Transcription, Window
+from antiphon.llm.base import ChatRequest, Delta, Message
+from antiphon.pipeline.errors import BadRequest, EngineFailed
+from antiphon.pipeline.events import (
+    AppendAudio,
+    Command,
+    CommitAudio,
+    Configure,
+    CreateItem,
+    CreateResponse,
+    Failed,
+    Item,
+    Output,
+    OutputAudio,
+    OutputText,
+    Part,
+    ResponseDone,
+    SessionConfig,
+    TranscriptionDone,
+    TranscriptionFailed,
+    TruncateItem,
+    TurnPolicy,
+    TurnStarted,
+)
+from antiphon.pipeline.metrics import TurnTrace
+from antiphon.pipeline.session import Session
+from antiphon.pipeline.settings import load
+
+RATE = 16_000
+SPEECH = tone(1.0, RATE)
+
+
+def silence(seconds: float) -> np.ndarray:
+    return np.zeros(round(seconds * RATE), np.float32)
+
+
+class Talk:
+    """A running session, and what it said so far."""
+
+    def __init__(self, session: Session, traces: list[TurnTrace]) -> None:
+        self.session = session
+        self.traces = traces
+        self.outputs: list[Output] = []
+        self._reader = session.outputs()
+
+    async def hear(self, *sounds: np.ndarray, piece: float = 0.1) -> None:
+        """Audio in pieces, letting the engines work between them, as they do in the time audio takes."""
+        samples = np.concatenate(sounds)
+        for at in range(0, len(samples), round(piece * RATE)):
+            await self.do(AppendAudio(samples[at : at + round(piece * RATE)]))
+            await asyncio.sleep(0.005)
+
+    async def do(self, command: Command) -> None:
+        await self.session.send(command)
+
+    async def until(self, kind: type[Output]) -> list[Output]:  # type: ignore[valid-type]
+        seen: list[Output] = []
+        async with asyncio.timeout(20):
+            while not seen or not isinstance(seen[-1], kind):
+                seen.append(await anext(self._reader))
+        self.outputs += seen
+        return seen
+
+
+@asynccontextmanager
+async def talking(
+    *,
+    recognizer: FakeRecognizer | None = None,
+    chat: FakeChat | None = None,
+    voice: FakeVoice | None = None,
+    config: SessionConfig | None = None,
+    settings: Sequence[str] = (),
+) -> AsyncIterator[Talk]:
+    numbers = itertools.count(1)
+    traces: list[TurnTrace] = []
+    async with fake_engines(recognizer, chat, voice) as engines:
+        session = Session(
+            engines,
+            load(overrides=["output.lead=10", *settings], environ={}),
+            config=config or SessionConfig(instructions="Be brief.", language="en"),
+            new_id=lambda prefix: f"{prefix}_{next(numbers)}",
+            record=traces.append,
+        )
+        running = asyncio.create_task(session.run())
+        try:
+            yield Talk(session, traces)
+        finally:
+            await session.aclose()
+            await running
+
+
+def of(outputs: list[Output], kind: type) -> list:
+    return [output for output in outputs if isinstance(output, kind)]
+
+
+async def test_a_spoken_turn_is_answered_by_the_speculation():
+    chat = FakeChat()
+    async with talking(chat=chat) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.7))
+        seen = await talk.until(ResponseDone)
+    assert [type(output).__name__ for output in seen[:10]] == [
+        "TurnStarted",
+        "TurnStopped",
+        "AudioCommitted",
+        "ItemAdded",
+        "ItemDone",
+        "TranscriptionDelta",
+        "TranscriptionDone",
+        "ResponseStarted",
+        "OutputStarted",
+        "OutputText",
+    ]
+    assert "".join(o.delta for o in of(seen, OutputText)) == "It is noon. Time for lunch."
+    assert chat.requests[0].messages == [Message("system", "Be brief."), Message("user", "what time is it")]
+    (trace,) = talk.traces
+    assert (trace.launched, trace.used, trace.discarded, trace.status) == (1, 1, 0, "completed")
+    assert trace.transcript_final is not None
+    assert trace.gate_open is not None
+    assert trace.first_audio_sent is not None
+    assert trace.transcript_final <= trace.gate_open <= trace.first_audio_sent
+
+
+async def test_produced_and_delivered_audio_are_the_same_samples():
+    voice = FakeVoice()
+    async with talking(voice=voice) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        seen = await talk.until(ResponseDone)
+    audio = of(seen, OutputAudio)
+    produced = sum(round(0.05 * len(clause) * voice.sample_rate) for clause in voice.spoken)
+    assert sum(len(o.samples) for o in audio) == produced
+    at = 0
+    for output in audio:
+        assert output.start == pytest.approx(at / voice.sample_rate)
+        at += len(output.samples)
+
+
+async def test_going_on_cancels_the_speculation_and_answers_once():
+    chat = FakeChat()
+    async with talking(chat=chat) as talk:
+        await talk.hear(SPEECH, silence(0.3), SPEECH, silence(0.7))
+        seen = await talk.until(ResponseDone)
+        assert len(of(seen, TurnStarted)) == 1
+        assert len(of(seen, TranscriptionDone)) == 1
+        (trace,) = talk.traces
+        assert (trace.launched, trace.used, trace.discarded) == (2, 1, 1)
+        assert trace.wasted_ms > 0
+        assert chat.active == 0
+        assert len(talk.session.conversation) == 2
+
+
+async def test_serial_order_without_speculation():
+    config = SessionConfig(language="en", turn=TurnPolicy(speculate=False))
+    chat = FakeChat()
+    async with talking(chat=chat, config=config) as talk:
+        await talk.hear(SPEECH, silence(0.4))
+        assert chat.requests == []
+        await talk.hear(silence(0.3))
+        await talk.until(ResponseDone)
+        (trace,) = talk.traces
+        assert (trace.launched, trace.used) == (0, 0)
+        assert trace.gate_open is not None
+        assert trace.transcript_final is not None
+        assert trace.first_token is not None
+        assert trace.transcript_final <= trace.first_token
+
+
+async def test_barge_in_flushes_and_keeps_the_heard_prefix():
+    chat = FakeChat("One two three four five six seven eight nine ten. " * 8, "Yes.")
+    async with talking(chat=chat, settings=["output.lead=0.2"]) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        await talk.until(OutputAudio)
+        await asyncio.sleep(0.4)
+        await talk.hear(SPEECH)
+        seen = await talk.until(ResponseDone)
+        kinds = [type(output).__name__ for output in seen]
+        assert "OutputAudio" not in kinds[kinds.index("TurnStarted") :]
+        response = seen[-1].response
+        assert (response.status, response.reason) == ("cancelled", "turn_detected")
+        assert response.output[0].status == "incomplete"
+        kept = talk.session.conversation.get(response.output[0].id).parts[0].text
+        assert kept is not None
+        assert chat.replies[0] == "Yes."
+        said = "".join(o.delta for o in of(talk.outputs, OutputText))
+        assert said.startswith(kept)
+        assert len(kept) < len(said)
+        await talk.hear(silence(0.7))
+        second = await talk.until(ResponseDone)
+        assert second[-1].response.status == "completed"
+        assert chat.requests[-1].messages[2] == Message("assistant", kept) or not kept
+
+
+async def test_silence_says_nothing():
+    async with talking() as talk:
+        await talk.hear(silence(20.0), piece=1.0)
+        await talk.do(CreateResponse(modality="text"))
+        seen = await talk.until(ResponseDone)
+        assert not of(seen, TurnStarted)
+
+
+async def test_a_manual_turn_waits_for_its_transcript():
+    chat = FakeChat()
+    async with talking(chat=chat, config=SessionConfig(language="en", turn=None)) as talk:
+        await talk.hear(SPEECH)
+        await talk.do(CommitAudio())
+        await talk.do(CreateResponse())
+        seen = await talk.until(ResponseDone)
+    assert not of(seen, TurnStarted)
+    assert chat.requests[0].messages[-1] == Message("user", "what time is it")
+
+
+async def test_an_empty_commit_is_refused_and_the_session_goes_on():
+    async with talking(config=SessionConfig(language="en", turn=None)) as talk:
+        await talk.do(CommitAudio("evt_1"))
+        (*_, failed) = await talk.until(Failed)
+        assert (failed.error.code, failed.event_id) == ("input_audio_buffer_commit_empty", "evt_1")
+        await talk.hear(SPEECH)
+        await talk.do(CommitAudio())
+        await talk.until(TranscriptionDone)
+
+
+async def test_the_longest_utterance_is_bounded():
+    async with talking(settings=["session.max_utterance_seconds=2"]) as talk:
+        await talk.hear(tone(3.0, RATE))
+        (*_, done) = await talk.until(TranscriptionDone)
+        assert done.duration < 3.0
+
+
+async def test_overrides_of_one_response_do_not_stay():
+    chat = FakeChat()
+    async with talking(chat=chat) as talk:
+        question = Item("", role="user", parts=(Part("input_text", "Why?"),))
+        await talk.do(
+            CreateResponse(instructions="Rhyme.", modality="text", input=[question], metadata={"a": "b"})
+        )
+        (*_, done) = await talk.until(ResponseDone)
+        assert done.response.metadata == {"a": "b"}
+        assert chat.requests[0].messages == [Message("system", "Rhyme."), Message("user", "Why?")]
+        await talk.do(CreateItem(question))
+        await talk.do(CreateResponse(modality="text"))
+        await talk.until(ResponseDone)
+        assert chat.requests[1].messages[0] == Message("system", "Be brief.")
+
+
+class BrokenChat(FakeChat):
+    """Refuses long prompts, and fails on request."""
+
+    def __init__(self, *, longest: int = 1000, error: Exception | None = None) -> None:
+        super().__init__()
+        self.longest = longest
+        self.error = error
+
+    async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
+        if len(request.messages) > self.longest:
+            raise BadRequest("too long", code="context_length_exceeded", param="messages")
+        if self.error is not None and request.max_tokens != 0:
+            raise self.error
+        async for delta in super()._deltas(request):
+            yield delta
+
+
+@pytest.mark.parametrize("error", [EngineFailed("no"), RuntimeError("a bug")])
+async def test_a_failing_model_fails_the_response_and_not_the_session(error: Exception):
+    chat = BrokenChat(error=error)
+    async with talking(chat=chat) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, done) = await talk.until(ResponseDone)
+        assert done.response.status == "failed"
+        assert isinstance(done.response.error, EngineFailed)
+        chat.error = None
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, done) = await talk.until(ResponseDone)
+        assert done.response.status == "completed"
+
+
+async def test_a_prompt_too_long_leaves_out_the_oldest():
+    chat = BrokenChat(longest=4)
+    async with talking(chat=chat) as talk:
+        for word in ("one", "two", "three", "four", "five", "six"):
+            await talk.do(CreateItem(Item("", role="user", parts=(Part("input_text", word),))))
+        await talk.do(CreateResponse(modality="text"))
+        (*_, done) = await talk.until(ResponseDone)
+        assert done.response.status == "completed"
+    assert [m.content for m in chat.requests[-1].messages] == ["Be brief.", "four", "five", "six"]
+
+
+class BrokenRecognizer(FakeRecognizer):
+    def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+        raise RuntimeError("no")
+
+
+async def test_a_failing_recogniser_is_told_and_the_session_goes_on():
+    async with talking(recognizer=BrokenRecognizer()) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, failed) = await talk.until(TranscriptionFailed)
+        assert isinstance(failed.error, EngineFailed)
+        await talk.do(CreateResponse(modality="text"))
+        await talk.until(ResponseDone)
+
+
+async def test_closing_in_the_middle_frees_the_engines():
+    chat = FakeChat()
+    chat.hold.clear()
+    async with talking(chat=chat) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        await talk.until(TranscriptionDone)
+        assert chat.active == 1
+        await talk.session.aclose()
+    assert chat.active == 0
+
+
+async def test_draining_waits_for_the_reply_and_takes_no_new_turn():
+    chat = FakeChat()
+    chat.hold.clear()
+    async with talking(chat=chat) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        draining = asyncio.create_task(talk.session.drain(20.0))
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        chat.hold.set()
+        await draining
+        assert (await talk.until(ResponseDone))[-1].response.status == "completed"
+        await talk.hear(SPEECH, silence(0.7))
+        await talk.do(CreateResponse(event_id="evt_9"))
+        seen = await talk.until(Failed)
+        assert not of(seen, TurnStarted)
+        assert seen[-1].error.code == "server_draining"
+
+
+async def test_truncate_beyond_the_end_is_clamped():
+    async with talking() as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, done) = await talk.until(ResponseDone)
+        item = done.response.output[0]
+        await talk.do(TruncateItem(item.id, 0, 999.0))
+        await talk.do(TruncateItem("nowhere", 0, 1.0, "evt_2"))
+        (*_, failed) = await talk.until(Failed)
+        assert failed.error.code == "item_not_found"
+        assert talk.session.conversation.get(item.id).parts[0].text == "It is noon. Time for lunch."
+
+
+async def test_switching_to_manual_turns_drops_the_open_turn():
+    async with talking() as talk:
+        await talk.hear(SPEECH)
+        await talk.until(TurnStarted)
+        await talk.do(Configure(replace(talk.session.config, turn=None)))
+        await talk.hear(silence(1.0), SPEECH)
+        await talk.do(CommitAudio())
+        seen = await talk.until(TranscriptionDone)
+        assert len(of(seen, TranscriptionDone)) == 1
