@@ -2,9 +2,10 @@
 
 Partials come every `partial_interval` seconds of audio. A word is committed when two decodes in a row agree
 on it (LocalAgreement-2: Machacek et al. 2023, "Turning Whisper into Real-Time Transcription System");
-committed words are forced as the next window's prefix. A final transcription replaces them all. A long turn
-is decoded piece by piece: audio whose words are committed is dropped at a segment's end, so a window never
-reaches the recogniser's 30 s. Pure: no model, no clock, no threads.
+committed words are forced as the next partial's prefix. A final window is decoded without one and replaces
+all: what partials agreed on too early would stay wrong, 3 points of word errors (docs/decisions/0002). A long
+turn is decoded piece by piece: audio whose words are committed is dropped at a segment's end, so a window
+never reaches the recogniser's 30 s. Pure: no model, no clock, no threads.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Utterance:
         self._end = 0
         self._asked = 0  # end of the newest window given out
         self._accepted = 0  # end of the newest window whose text we have
+        self._unforced = 0  # the same end, where no prefix was forced on that text
         self._given: list[tuple[Window, int, bool]] = []  # window, its begin, whether it was all there was
         self._done: list[str] = []  # words whose audio is dropped
         self._agreed: list[str] = []
@@ -65,27 +67,29 @@ class Utterance:
     def window(self, *, final: bool) -> Window:
         """What to decode now: all audio that is not dropped, at most LONGEST seconds of it.
 
-        A window above TRIM carries no prefix, because a forced prefix has no segment times to drop audio by.
+        Only partials carry a prefix, and none above TRIM: a forced prefix has no segment times to drop audio by.
         """
         held = np.concatenate(self._samples) if self._samples else np.zeros(0, np.float32)
         self._samples = [held]
         held = held[: round(LONGEST * SAMPLE_RATE)]
-        prefix = "" if len(held) > TRIM * SAMPLE_RATE else " ".join(self._agreed).rstrip(".,;:!?…")
+        prefix = "" if final or len(held) > TRIM * SAMPLE_RATE else " ".join(self._agreed).rstrip(".,;:!?…")
         window = Window(held, prefix, self.language, final)
         self._asked = self._begin + len(held)
         self._given.append((window, self._begin, self._all_of_it(self._asked)))
         return window
 
     def covers(self, window: Window) -> bool:
-        """Whether this window holds all the speech so far, so that its text serves as the final one."""
-        return any(
+        """Whether this window holds all the speech so far, unforced, so that its text serves as the final one."""
+        return not window.prefix and any(
             given is window and self._all_of_it(begin + len(window.samples))
             for given, begin, _ in self._given
         )
 
     def reaches(self, seconds: float) -> bool:
-        """Whether the text is of all the speech up to there. While it is not, decode another final window."""
-        return 0 < self._accepted >= round((seconds - SLACK) * SAMPLE_RATE)
+        """Whether the text is of all the speech up to there, no word of it forced. While it is not, decode
+        another final window.
+        """
+        return 0 < self._unforced >= round((seconds - SLACK) * SAMPLE_RATE)
 
     def accept(self, window: Window, transcription: Transcription) -> None:
         """Take a window's text. One that began before audio was dropped, or ends earlier than another whose
@@ -100,6 +104,7 @@ class Utterance:
         if begin != self._begin or end < self._accepted:
             return
         self._accepted = end
+        self._unforced = 0 if window.prefix else end
         words = transcription.text.split()
         whole = window.final and all_there_was
         if whole:

@@ -8,7 +8,8 @@ What is measured: **final latency**, from the candidate end that turned out to b
 transcript. Every decode is really run, and timed; only waiting is simulated, on the clock of the audio.
 There is one recogniser thread, so a decode that still runs at the candidate end delays the final one by the
 rest of its time, as it would live. The peer is `WhisperModel.transcribe(samples)` with its own defaults
-(beam of 5, 30 s window), same model, same threads, int8, triggered at that same candidate end with the machine to itself.
+(beam of 5, 30 s window), same model, same threads, int8, triggered at that same candidate end with the
+machine to itself.
 The order of the two alternates from file to file. **endpoint delay** is how long after the end of speech, as
 the level of the recording tells it, that candidate end came. The word error rate counts the texts of all
 files, also of those where nothing was heard, in Whisper's English normal form, against the nearer of `text`

@@ -280,15 +280,18 @@ class RealtimeClient:
         return found[0]
 
     async def reply_after(self, moment: float, *, timeout: float) -> Reply | None:
-        """The first reply created after `moment` that is heard; None when none is heard in time.
+        """The first reply created after `moment` that is heard.
 
-        `timeout` counts from now. Replies that end without a sound are passed over.
+        None when none is heard in time (`timeout` counts from now), or none will be, as no words were found
+        in a turn committed after `moment`. Replies that end without a sound, or are cancelled, are passed over.
         """
         found: list[Reply] = []
 
         def heard() -> bool:
-            found[:] = [r for r in self.replies.values() if r.created > moment and r.sound.heard is not None]
-            return bool(found)
+            later = [reply for reply in self.replies.values() if reply.created > moment]
+            found[:] = [r for r in later if r.sound.heard is not None and r.status != "cancelled"]
+            wordless = any(t.committed > moment and t.transcript == "" for t in self.turns.values())
+            return bool(found) or wordless
 
         try:
             await self.until(heard, timeout=timeout, what="audible reply")
@@ -296,7 +299,7 @@ class RealtimeClient:
             if self._closed is not None:
                 raise
             return None
-        return found[0]
+        return found[0] if found else None
 
     async def done(self, reply: Reply, *, timeout: float) -> None:
         await self.until(lambda: reply.status is not None, timeout=timeout, what="end of the reply")
@@ -341,6 +344,7 @@ class RealtimeClient:
                 self.turns[event["item_id"]].transcript = event["transcript"].strip()
             case "conversation.item.input_audio_transcription.failed":
                 self.turns[event["item_id"]].transcript = ""
+                self.errors.append(str(event["error"].get("message")))
             case "response.created":
                 self.replies[event["response"]["id"]] = Reply(event["response"]["id"], arrived)
             case "response.output_audio.delta":

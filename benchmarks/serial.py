@@ -36,7 +36,7 @@ from ..pipeline.metrics import STAGES
 from ..pipeline.settings import Settings
 from ..pipeline.turn import TurnMachine
 from .client import Loudspeaker, Microphone
-from .exchange import LEAD_IN, Exchange
+from .exchange import BREATH, LEAD_IN, Exchange
 
 SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)")
 """The end of a sentence, known when white space follows."""
@@ -154,7 +154,7 @@ class SerialChain:
     async def _listen(
         self, microphone: Microphone, spoken: float, deadline: float
     ) -> tuple[list[Utterance], Utterance | None]:
-        """(turns that ended before the last word was spoken, the one that ended after it).
+        """(turns that ended before the last word was spoken, the one that ended with it).
 
         A microphone's frame is waited for until it has been spoken; then it goes to the detector.
         """
@@ -187,7 +187,7 @@ class SerialChain:
                         elif isinstance(action, CommitTurn):
                             samples = np.concatenate(heard)[round(start * SAMPLE_RATE) :]
                             turns.append(Utterance(samples, now()))
-                if turns and turns[-1].ended > spoken:
+                if turns and turns[-1].ended > spoken - BREATH:
                     return turns[:-1], turns[-1]
         return turns, None
 

@@ -56,6 +56,10 @@ def _run(args: argparse.Namespace, settings: Settings, origins: dict[str, str]) 
             from ..benchmarks.latency import main as latency
 
             return latency(settings, args)
+        case "bench" if args.bench == "cancel":
+            from ..benchmarks.cancel import main as cancel
+
+            return cancel(settings, args)
         case "bench":
             from ..benchmarks.accuracy import main as accuracy
 
@@ -184,6 +188,16 @@ def _parser() -> argparse.ArgumentParser:
     asr.add_argument("--audio", type=Path, default=_recordings(), help=_AUDIO_HELP)
     asr.add_argument("--limit", type=int, help="recordings to take (default: all)")
     asr.add_argument("--json", action="store_true", help="print only the JSON object")
+    cancel = _command(
+        benches,
+        "cancel",
+        "time until the language model's slot is free after a cancel, as the engine sees it",
+        """
+        antiphon bench cancel --tries 20
+        """,
+    )
+    cancel.add_argument("--tries", type=int, default=20, help="cancels of each kind (default %(default)s)")
+    cancel.add_argument("--json", action="store_true", help="print only the JSON object")
 
     config = _command(
         commands,

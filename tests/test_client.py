@@ -271,7 +271,7 @@ async def test_an_exchange_counts_from_the_last_word_and_moves_the_stages_there(
     [
         (Parrot(), silence(0.2), "the recording holds no speech"),
         (Parrot(hear=10_000), question(0.1), "the service heard no speech"),
-        (Parrot(hear=3), question(0.1), "answered before the recording's last word"),
+        (Parrot(hear=3), question(0.6), "answered before the recording's last word"),
         (Parrot(hear=42, words=""), question(0.1), "no words in it"),
     ],
 )

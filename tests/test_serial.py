@@ -117,7 +117,7 @@ async def test_a_pause_longer_than_the_silence_ends_the_turn_too_early() -> None
     chain = serial.SerialChain(
         SETTINGS, engines(Writer(("Yes.",))), transcribe=lambda _: next(words), speak=lambda _: noise(0.1)
     )
-    said = await chain.answer(speech_of(0.4, 0.4), limit=5)
+    said = await chain.answer(speech_of(0.4, 0.7), limit=5)
     assert (said.false_ends, said.transcript, said.reply) == (1, "first second", "Yes.")
 
 

@@ -71,6 +71,8 @@ GOLDEN = [
     ("10:05 a.m., 9:00, 5pm", "ten oh five A.M., nine o'clock, five PM"),
     ("On 2024-03-05 we met.", "On March fifth, twenty twenty-four we met."),
     ("March 5, 2024 and 5 March", "March fifth, twenty twenty-four and fifth of March"),
+    ("Here I am. It is 5 March.", "Here I am. It is fifth of March."),
+    ("From 9:00-17:00", "From nine o'clock to seventeen hundred"),
     ("Dec. 25th", "December twenty-fifth"),
     # phones
     ("Call 555-1234.", "Call five five five, one two three four."),
@@ -78,6 +80,11 @@ GOLDEN = [
     # units
     ("120 km/h at -5 °C", "one hundred twenty kilometers per hour at minus five degrees Celsius"),
     ("1 kg, 2.5 kg, 5 m²", "one kilogram, two point five kilograms, five square meters"),
+    (
+        "$100/month for H₂O at .5 km/h",
+        "one hundred dollars per month for H two O at zero point five kilometers per hour",
+    ),
+    ("a 5-year-old of 6'2\"", "a five year-old of six feet two"),
     ("16 GB at 3.5 GHz", "sixteen gigabytes at three point five gigahertz"),
     ("6 ft and 65 mph", "six feet and sixty-five miles per hour"),
     # abbreviations

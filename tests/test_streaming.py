@@ -67,6 +67,19 @@ def test_committed_words_are_the_next_prefix_without_the_mark_at_their_end() -> 
     assert utterance.committed == "I see."
     window = utterance.window(final=False)
     assert (window.prefix, window.language, window.final) == ("I see", "en", False)
+    assert utterance.window(final=True).prefix == ""
+
+
+def test_a_text_with_a_forced_prefix_is_no_final_text() -> None:
+    utterance = Utterance()
+    hear(utterance, "I see. He")
+    assert utterance.reaches(0.6)
+    forced = hear(utterance, "I see. He said") and hear(utterance, "I see. He said that")
+    assert forced.prefix
+    assert not utterance.reaches(utterance.seconds)
+    utterance.accept(utterance.window(final=True), Transcription("Icy. He said that."))
+    assert utterance.reaches(utterance.seconds)
+    assert utterance.text == "Icy. He said that."
 
 
 def test_a_final_text_replaces_all_and_speech_may_go_on() -> None:

@@ -111,6 +111,7 @@ CLEAN: list[Rule] = [
     (re.compile(r"[‘’ʼ]"), "'"),
     (re.compile(r"[‐‑‒]"), "-"),
     (re.compile(r"\.{3,}"), "…"),
+    (re.compile(r"[₀-₉]"), lambda m: unicodedata.normalize("NFKC", m[0])),
 ]
 
 SCHEME = r"(?:https?|ftp)://"
@@ -162,14 +163,14 @@ def _abbreviation(match: Match[str]) -> str:
 _short = "|".join(sorted(map(re.escape, ABBREVIATIONS), key=len, reverse=True))
 WORDS: list[Rule] = [
     (re.compile(rf"\b({'|'.join(LONG_FORMS)})\. (?=[A-Z])"), lambda m: f"{LONG_FORMS[m[1]]} "),
-    (re.compile(r"\b(Mr|Mrs|Ms|Dr)\b\.?(?=\s+[A-Z])"), lambda m: LONG_FORMS[m[1]]),
+    (re.compile(r"\b(Mr|Mrs)\b\.?|\b(Ms|Dr)(?=\s+[A-Z])"), lambda m: LONG_FORMS[m[1] or m[2]]),
     (re.compile(rf"(?<![\w.])(?:{_short})(?![\w])"), _abbreviation),
     (re.compile(r"\b[Nn]os?\. ?(?=\d)|(?<![\w&])#(?=\d)"), "number "),
     (re.compile(r"\bp{1,2}\. ?(?=\d)"), "page "),
     (re.compile(r"\b([CF])#"), r"\1 sharp"),
     (re.compile(r"\bC\+\+"), "C plus plus"),
     (re.compile(r"(?<!\w)#(?=[A-Za-z])"), "hashtag "),
-    (re.compile(r"\b([ap])\.?m\.(?=\s|$)", re.IGNORECASE), lambda m: f"{m[1].upper()}.M."),
+    (re.compile(r"\b([ap])\.m\.(?=\s|$)", re.IGNORECASE), lambda m: f"{m[1].upper()}.M."),
 ]
 
 
@@ -261,17 +262,7 @@ NUMBERS: list[Rule] = [
     ),
     (re.compile(r"\b(\d{1,2})/(\d{1,2})/(\d{4})\b"), lambda m: _date(int(m[1]), int(m[2]), m[3]) or m[0]),
     (re.compile(rf"\b({MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?\b(?![:/-])(?:,? (\d{{4}})\b)?"), _month_day),
-    (re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)? (?:of )?({MONTH})\b\.?(?:,? (\d{{4}})\b)?"), _day_month),
-    (
-        re.compile(
-            r"(?<![\w.:])(\d{1,2}):(\d{2})(?::(\d{2}))?(?![\d:])(?:\s?([AaPp]\.[Mm]\.|[AaPp][Mm]\b))?"
-        ),
-        _time,
-    ),
-    (
-        re.compile(r"(?<![\w.:])(\d{1,2})\s?([AaPp]\.[Mm]\.|[AaPp][Mm]\b)"),
-        lambda m: cardinal(int(m[1])) + _half(m[2]),
-    ),
+    (re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)? (?:of )?({MONTH})\b(?:,? (\d{{4}})\b)?"), _day_month),
     (
         re.compile(
             r"(?<![\w.])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,4}\)?){2,5}"
@@ -284,6 +275,21 @@ NUMBERS: list[Rule] = [
     (re.compile(r"(?<=[\d%])\s?–\s?(?=[$€£]?\d)|(?<=\d)-(?=[$€£]?\d)"), " to "),
     (re.compile(r"(?<=\d) - (?=\d)|(?<![\w)])[-−](?=\.?\d)|(?<=\d) ?− ?(?=\d)"), " minus "),
     (re.compile(r"'?\b([1-9]0|1[1-9]\d0|20\d0)'?s\b"), lambda m: plural(year(int(m[1])))),
+    (re.compile(r"(?<!\w)~\s?(?=\d)|≈"), " about "),
+    (re.compile(r"(?<![\w.])\+(?=\d)"), " plus "),
+    (re.compile(r"(\d)'\s?(\d{1,2})(?:\"|”|'')"), r"\1 feet \2"),
+    (re.compile(r"(?<![\w.])\.(?=\d)"), "0."),
+    (re.compile(r"(?<=\d)/(?=(?:second|minute|hour|day|night|week|month|year|person)\b)"), " per "),
+    (
+        re.compile(
+            r"(?<![\w.:])(\d{1,2}):(\d{2})(?::(\d{2}))?(?![\d:])(?:\s?([AaPp]\.[Mm]\.|[AaPp][Mm]\b))?"
+        ),
+        _time,
+    ),
+    (
+        re.compile(r"(?<![\w.:])(\d{1,2})\s?([AaPp]\.[Mm]\.|[AaPp][Mm]\b)"),
+        lambda m: cardinal(int(m[1])) + _half(m[2]),
+    ),
     (re.compile(rf"(minus |-)?(?:US)?([$€£¥₹]) ?({AMOUNT})(?:\s?({SCALE}))?"), _money),
     (
         re.compile(rf"(minus )?({AMOUNT})\s?([€£₹])"),
@@ -301,10 +307,8 @@ NUMBERS: list[Rule] = [
     (re.compile(r"(?<=\d)\s?÷\s?(?=\d)"), " divided by "),
     (re.compile(r"(?<=\d):(?=\d)"), " to "),
     (re.compile(r"\^\s?(?=\d)"), " to the power of "),
-    (re.compile(r"(?<![\w.])\+(?=\d)"), " plus "),
-    (re.compile(r"(?<!\w)~\s?(?=\d)|≈"), " about "),
     (re.compile(r"\d+(?:\.\d+){2,}"), lambda m: " point ".join(map(number, m[0].split(".")))),
-    (re.compile(r"(?<=[A-Za-z])-(?=\d)"), " "),
+    (re.compile(r"(?<=[A-Za-z])-(?=\d)|(?<=\d)-(?=[A-Za-z])"), " "),
     (re.compile(rf"{AMOUNT}"), lambda m: f" {number(m[0])} "),
 ]
 

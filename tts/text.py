@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from .spoken import spoken
 
@@ -81,6 +82,8 @@ CLOSE_TAG = re.compile(
     rf"(?:<\|?/\|?{TAGS}\|?>|<\|(?:end_?(?:of_?)?){TAGS}\|>|\[/THINK\]|◁/think▷)$", re.IGNORECASE
 )
 TAG_ENDS = ">]▷"
+
+Strength = Literal["sentence", "clause", "word", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +261,7 @@ def _words(text: str) -> list[str]:
     return [word for raw in text.split() if (word := re.sub(r"[\W_]+", "", raw).lower())]
 
 
-def _strength(body: str, gap: str, char: str, line: str) -> str:
+def _strength(body: str, gap: str, char: str, line: str) -> Strength:
     """How strong the break between `body` + `gap` and `char` is: "sentence", "clause", "word" or ""."""
     bare = body.rstrip(CLOSERS)
     end = bare[-1:]
@@ -276,7 +279,7 @@ def _strength(body: str, gap: str, char: str, line: str) -> str:
     return "word"
 
 
-def _full_stop(bare: str, char: str, line: str) -> str:
+def _full_stop(bare: str, char: str, line: str) -> Strength:
     """What a single full stop at the end of `bare` is worth before `char`."""
     if LIST_NUMBER.match(line.rstrip()):
         return ""
