@@ -80,16 +80,18 @@ async def traces(server: str, session: str) -> list[dict[str, Any]]:
     return await asyncio.to_thread(fetch)
 
 
-async def exchange(url: str, samples: Samples, *, limit: float, whole: bool) -> Exchange:
+async def exchange(
+    url: str, samples: Samples, *, limit: float, whole: bool, end: float | None = None
+) -> Exchange:
     """Play an utterance (SAMPLE_RATE) in a session of its own, and hear the reply.
 
     limit: seconds after the utterance within which the reply must be heard. whole: hear it to its end;
-        otherwise cancel it once it is heard.
+        otherwise cancel it once it is heard. end: seconds at which the last word ends, None to find it.
 
     Raises ClientError when the service fails as such; a missing reply is a `problem`. Cancelling ends the
     session.
     """
-    last = speech_end(samples, SAMPLE_RATE)
+    last = speech_end(samples, SAMPLE_RATE) if end is None else end
     if last is None:
         return Exchange(problem="the recording holds no speech")
     async with RealtimeClient(url) as client:

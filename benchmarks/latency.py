@@ -49,10 +49,14 @@ SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One recording; text None where nobody wrote down what is said."""
+    """One recording; text None where nobody wrote down what is said.
+
+    end: seconds at which its last word ends, where an alignment says so; None is found by level.
+    """
 
     path: Path
     text: str | None = None
+    end: float | None = None
 
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
@@ -89,10 +93,10 @@ async def bench(settings: Settings, utterances: Sequence[Utterance], *, compare:
                 try:
                     if side == "serial" and chain:
                         samples = await asyncio.to_thread(decode_file, utterance.path, ASR_RATE)
-                        result = await chain.answer(samples, limit=LIMIT)
+                        result = await chain.answer(samples, limit=LIMIT, end=utterance.end)
                     else:
                         samples = await asyncio.to_thread(decode_file, utterance.path, SAMPLE_RATE)
-                        result = await exchange(url, samples, limit=LIMIT, whole=False)
+                        result = await exchange(url, samples, limit=LIMIT, whole=False, end=utterance.end)
                 except (ClientError, AntiphonError) as error:
                     result = Exchange(problem=str(error))
                 results[side].append(result)
@@ -118,14 +122,20 @@ def find(audio: Path, turns: int) -> list[Utterance]:
     """The utterances to play: `turns` times the one recording, or as many of a folder as there are.
 
     Of a folder with manifest.jsonl (a JSON object a line: path, text, speaker, duration_s) those of fitting
-    length with a text, speaker by speaker in turn; of another its recordings by name.
+    length with a text, speaker by speaker in turn; of another its recordings by name. Where align.jsonl (a
+    JSON object a line: path, words as [word, start, end]) stands beside it, it says where the speech ends: a
+    level cannot tell a last word from the breath after it.
     """
     if audio.is_file():
         return [Utterance(audio)] * turns
     manifest = audio / "manifest.jsonl"
     if manifest.is_file():
         entries = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines() if line]
-        found = [Utterance(audio / entry["path"], entry["text"]) for entry in spread(entries)]
+        ends = _aligned_ends(audio / "align.jsonl")
+        found = [
+            Utterance(audio / entry["path"], entry["text"], ends.get(entry["path"]))
+            for entry in spread(entries)
+        ]
     elif audio.is_dir():
         found = [Utterance(path) for path in sorted(audio.rglob("*")) if path.suffix.lower() in SUFFIXES]
     else:
@@ -133,6 +143,13 @@ def find(audio: Path, turns: int) -> list[Utterance]:
     if not found:
         raise BadRequest(f"--audio: {audio} holds no recording to play")
     return found[:turns]
+
+
+def _aligned_ends(alignment: Path) -> dict[str, float]:
+    if not alignment.is_file():
+        return {}
+    entries = [json.loads(line) for line in alignment.read_text(encoding="utf-8").splitlines() if line]
+    return {entry["path"]: entry["words"][-1][2] for entry in entries if entry.get("words")}
 
 
 def spread(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

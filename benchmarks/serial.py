@@ -101,13 +101,14 @@ class SerialChain:
         self._speak = speak
         self._turns = 0
 
-    async def answer(self, samples: Samples, *, limit: float) -> Exchange:
+    async def answer(self, samples: Samples, *, limit: float, end: float | None = None) -> Exchange:
         """Hear an utterance (16 kHz) at the pace of speech and answer it; stages as in `Exchange`.
 
-        limit: seconds after the utterance within which a step may begin. Cancelling stops the listening and
+        limit: seconds after the utterance within which a step may begin. end: seconds at which the last word
+        ends, None to find it. Cancelling stops the listening and
         the language model; a recogniser or voice at work ends by itself, unheard.
         """
-        last = speech_end(samples, SAMPLE_RATE)
+        last = speech_end(samples, SAMPLE_RATE) if end is None else end
         if last is None:
             return Exchange(problem="the recording holds no speech")
         now = asyncio.get_running_loop().time
