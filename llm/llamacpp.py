@@ -11,8 +11,9 @@ So the slot is chosen here, the owner's last one, and an owner has one request a
 slots, and the second would start without the prefix that the first is computing. What a newcomer pushes
 out of a slot goes to the engine's cache in RAM and comes back from there.
 
-The engine cannot be interrupted within a batch, so `llm.batch`, the tokens of a batch, is also how long a
-cancel takes. Nothing here writes prompts to the log, nor the engine's messages, which may quote them.
+The engine cannot be interrupted within a batch, and has begun the next one when it hears of a cancel: a
+prefill runs on for up to two batches of `llm.batch` tokens, a reply for up to two tokens. Nothing here
+writes prompts to the log, nor the engine's messages, which may quote them.
 """
 
 from __future__ import annotations
@@ -205,8 +206,8 @@ class LlamaCpp:
     a time, in one batch. threads: of the engine, 0 for all cores. batch: prompt tokens computed between two
     looks for a cancel. max_tokens: the longest reply. waiting: how many requests may wait for a slot.
 
-    Blocks while it loads, about a second. Raises WeightsError when the file cannot be loaded, SetupError
-    when llama.cpp itself cannot.
+    Blocks while it loads, a second or two, and holds the GIL. Raises WeightsError when the file cannot be
+    loaded, SetupError when llama.cpp itself cannot.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class LlamaCpp:
         context: int = 2048,
         slots: int = 4,
         threads: int = 0,
-        batch: int = 16,
+        batch: int = 12,
         max_tokens: int = 160,
         waiting: int = 32,
     ) -> None:
@@ -236,7 +237,7 @@ class LlamaCpp:
 
         Entering waits for a slot, and for the owner's request before; being cancelled there leaves no
         trace. Leaving, also by cancellation, tells the engine to drop the request and waits until it has,
-        however often it is cancelled: one batch or token, at most FREE_TIMEOUT.
+        however often it is cancelled: two batches or tokens, at most FREE_TIMEOUT.
 
         Entering raises Overloaded when too many wait; iterating raises BadRequest (context_length_exceeded)
         when the messages do not fit the context, EngineFailed otherwise.
@@ -268,7 +269,7 @@ class LlamaCpp:
         async with self._closing:
             if self._engine is None:
                 return
-            engine, self._engine = [self._engine], None
+            engine, self._engine = self._engine, None
             for _, seat in self._waiting:
                 if not seat.done():
                     seat.set_exception(_closed())
@@ -284,8 +285,8 @@ class LlamaCpp:
                 )
             await asyncio.to_thread(self._threads.shutdown, wait=not stuck)
             await asyncio.to_thread(self._monitor.shutdown)
-            # The last reference to the engine: with it go its thread and its memory, in some 0.1 s.
-            await asyncio.to_thread(engine.clear)
+            # The last reference: the engine's thread and memory go with it. That holds the GIL for 0.1 s.
+            del engine
 
     def _running(self) -> Engine:
         if self._engine is None:
