@@ -13,7 +13,7 @@ setup: .venv/.installed
 	  { echo "$(PYTHON) must be Python 3.11 or newer; name another: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) cannot make virtual environments; on Debian: sudo apt install python3-venv" >&2; exit 1; }
-	@ldconfig -p 2>/dev/null | grep -q 'libgomp\.so\.1' || \
+	@$(PYTHON) -c 'import ctypes, sys; sys.platform != "linux" or ctypes.CDLL("libgomp.so.1")' 2>/dev/null || \
 	  { echo "libgomp.so.1 is missing (llama.cpp needs it); on Debian: sudo apt install libgomp1" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
