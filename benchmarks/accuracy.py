@@ -119,7 +119,7 @@ class Live:
             at += len(frame)
             now = at / SAMPLE_RATE
             if at > turn.start:
-                utterance.push(frame[max(0, turn.start - at) :])
+                utterance.push(frame[max(0, turn.start - (at - len(frame))) :])
             if running and busy <= now:
                 utterance.accept(*running)
                 running = None

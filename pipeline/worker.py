@@ -1,6 +1,6 @@
-"""The scheduler's shell: one model, one thread, futures for those who wait.
+"""The scheduler's shell: one model, its threads, futures for those who wait.
 
-All bookkeeping happens on the event loop; the thread only ever runs the model. A caller that is cancelled
+All bookkeeping happens on the event loop; the threads only ever run the model. A caller that is cancelled
 while its work waits never reaches the model; while the model computes it, the result is thrown away.
 """
 
@@ -22,10 +22,11 @@ class Dropped(Exception):
 
 
 class Worker(Generic[In, Out]):
-    """Runs `run(batch)` on its own thread, in the scheduler's order.
+    """Runs `run(batch)` on threads of its own, in the scheduler's order.
 
     run: blocking; takes a list of payloads and returns as many results, or raises for all of them. A result
         that is itself an Exception is raised for its own caller only.
+    threads: batches at a time, for a model that allows it; urgent work then starts beside what runs.
     """
 
     def __init__(
@@ -35,13 +36,15 @@ class Worker(Generic[In, Out]):
         *,
         max_batch: int = 1,
         capacity: int = 256,
+        threads: int = 1,
     ) -> None:
         self.name = name
         self._run = run
         self._scheduler: Scheduler[In] = Scheduler(max_batch=max_batch, capacity=capacity)
         self._futures: dict[int, asyncio.Future[Out]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"antiphon-{name}")
-        self._running: asyncio.Task[None] | None = None
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"antiphon-{name}")
+        self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         """How much work waits."""
@@ -58,8 +61,10 @@ class Worker(Generic[In, Out]):
         work = Work(payload, owner, deadline, bucket, droppable)
         self._scheduler.add(work)
         future = self._futures[id(work)] = asyncio.get_running_loop().create_future()
-        if self._running is None:
-            self._running = asyncio.create_task(self._drain(), name=f"worker-{self.name}")
+        if len(self._running) < self._threads:
+            task = asyncio.create_task(self._drain(), name=f"worker-{self.name}")
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
         try:
             return await future
         finally:
@@ -68,21 +73,18 @@ class Worker(Generic[In, Out]):
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            while True:
-                batch, stale = self._scheduler.next_batch(loop.time())
-                for work in stale:
-                    self._settle(work, Dropped())
-                if not batch:
-                    return
-                try:
-                    results = await loop.run_in_executor(self._thread, self._run, [w.payload for w in batch])
-                except Exception as error:
-                    results = [error] * len(batch)
-                for work, result in zip(batch, results, strict=True):
-                    self._settle(work, result)
-        finally:
-            self._running = None
+        while True:
+            batch, stale = self._scheduler.next_batch(loop.time())
+            for work in stale:
+                self._settle(work, Dropped())
+            if not batch:
+                return
+            try:
+                results = await loop.run_in_executor(self._pool, self._run, [w.payload for w in batch])
+            except Exception as error:
+                results = [error] * len(batch)
+            for work, result in zip(batch, results, strict=True):
+                self._settle(work, result)
 
     def _settle(self, work: Work[In], result: Out | Exception) -> None:
         future = self._futures.get(id(work))
@@ -94,10 +96,11 @@ class Worker(Generic[In, Out]):
             future.set_result(result)
 
     async def aclose(self) -> None:
-        """Fail what waits, let the running batch end, stop the thread. Idempotent."""
+        """Fail what waits, let the running batches end, stop the threads. Idempotent."""
         for future in list(self._futures.values()):
             future.cancel()
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)

@@ -60,6 +60,19 @@ async def test_cancelled_while_waiting_never_reaches_the_model():
     await worker.aclose()
 
 
+async def test_urgent_work_starts_beside_what_runs():
+    model = Model()
+    worker = Worker("test", model.run, threads=2)
+    slow = asyncio.create_task(worker.submit("slow", owner="a", deadline=1.0))
+    await begun(model)
+    urgent = asyncio.create_task(worker.submit("urgent", owner="b", deadline=1.0))
+    await begun(model)
+    assert len(worker) == 0
+    model.go.set()
+    assert await asyncio.gather(slow, urgent) == ["SLOW", "URGENT"]
+    await worker.aclose()
+
+
 async def test_an_error_is_its_own_callers_only():
     model = Model()
     model.go.set()
