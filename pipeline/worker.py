@@ -45,6 +45,7 @@ class Worker(Generic[In, Out]):
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"antiphon-{name}")
         self._running: set[asyncio.Task[None]] = set()
+        self._busy = 0
 
     def __len__(self) -> int:
         """How much work waits."""
@@ -61,7 +62,8 @@ class Worker(Generic[In, Out]):
         work = Work(payload, owner, deadline, bucket, droppable)
         self._scheduler.add(work)
         future = self._futures[id(work)] = asyncio.get_running_loop().create_future()
-        if len(self._running) < self._threads:
+        if self._busy < self._threads:
+            self._busy += 1
             task = asyncio.create_task(self._drain(), name=f"worker-{self.name}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -73,18 +75,22 @@ class Worker(Generic[In, Out]):
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            batch, stale = self._scheduler.next_batch(loop.time())
-            for work in stale:
-                self._settle(work, Dropped())
-            if not batch:
-                return
-            try:
-                results = await loop.run_in_executor(self._pool, self._run, [w.payload for w in batch])
-            except Exception as error:
-                results = [error] * len(batch)
-            for work, result in zip(batch, results, strict=True):
-                self._settle(work, result)
+        try:
+            while True:
+                batch, stale = self._scheduler.next_batch(loop.time())
+                for work in stale:
+                    self._settle(work, Dropped())
+                if not batch:
+                    return
+                try:
+                    results = await loop.run_in_executor(self._pool, self._run, [w.payload for w in batch])
+                except Exception as error:
+                    results = [error] * len(batch)
+                for work, result in zip(batch, results, strict=True):
+                    self._settle(work, result)
+        finally:
+            # In the same step as the look at the empty queue: whoever submits next starts a drain again.
+            self._busy -= 1
 
     def _settle(self, work: Work[In], result: Out | Exception) -> None:
         future = self._futures.get(id(work))
