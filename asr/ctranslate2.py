@@ -151,15 +151,14 @@ class Whisper:
         """The transcription to stand by: decode again what cannot be trusted."""
         if attempt.sound:
             return attempt.transcription
-        if window.prefix:
-            window = replace(window, prefix="")
-            [attempt] = self._attempt([window], self.bucket(window))
+        if not window.final:
+            # Not worth a second look: the next partial, or the final, is near. What was agreed stands.
+            return replace(attempt.transcription, text=window.prefix, segments=())
         tried = [attempt]
-        if window.final:
-            for beam in (1, 5):
-                if tried[-1].sound:
-                    break
-                tried += self._attempt([window], FULL, beam=beam)
+        for beam in (1, 5):
+            if tried[-1].sound:
+                break
+            tried += self._attempt([window], FULL, beam=beam)
         if tried[-1].sound:
             return tried[-1].transcription
         best = max(

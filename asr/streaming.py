@@ -44,7 +44,9 @@ class Utterance:
         self._asked = 0  # end of the newest window given out
         self._accepted = 0  # end of the newest window whose text we have
         self._unforced = 0  # the same end, where no prefix was forced on that text
-        self._given: list[tuple[Window, int, bool]] = []  # window, its begin, whether it was all there was
+        self._given: dict[int, tuple[int, int, bool]] = {}
+        """By a window's id: its begin, its end, and whether it was all there was. No audio is kept here, since
+        a window that was dropped on the way never comes back."""
         self._done: list[str] = []  # words whose audio is dropped
         self._agreed: list[str] = []
         self._words: list[str] = []
@@ -75,15 +77,13 @@ class Utterance:
         prefix = "" if final or len(held) > TRIM * SAMPLE_RATE else " ".join(self._agreed).rstrip(".,;:!?…")
         window = Window(held, prefix, self.language, final)
         self._asked = self._begin + len(held)
-        self._given.append((window, self._begin, self._all_of_it(self._asked)))
+        self._given[id(window)] = self._begin, self._asked, self._all_of_it(self._asked)
         return window
 
     def covers(self, window: Window) -> bool:
         """Whether this window holds all the speech so far, unforced, so that its text serves as the final one."""
-        return not window.prefix and any(
-            given is window and self._all_of_it(begin + len(window.samples))
-            for given, begin, _ in self._given
-        )
+        entry = self._given.get(id(window))
+        return not window.prefix and entry is not None and self._all_of_it(entry[1])
 
     def reaches(self, seconds: float) -> bool:
         """Whether the text is of all the speech up to there, no word of it forced. While it is not, decode
@@ -95,12 +95,10 @@ class Utterance:
         """Take a window's text. One that began before audio was dropped, or ends earlier than another whose
         text is known, is ignored. Raises ValueError for a window that was not given out here.
         """
-        entry = next((entry for entry in self._given if entry[0] is window), None)
+        entry = self._given.pop(id(window), None)
         if entry is None:
             raise ValueError("this window is not one of this utterance's, or was accepted before")
-        self._given = [other for other in self._given if other is not entry]
-        _, begin, all_there_was = entry
-        end = begin + len(window.samples)
+        begin, end, all_there_was = entry
         if begin != self._begin or end < self._accepted:
             return
         self._accepted = end

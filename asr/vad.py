@@ -82,6 +82,7 @@ class SpeechDetector:
     min_silence: seconds of silent frames before `SpeechStopped`.
     prefix_padding: seconds of audio before the onset that belong to the speech.
     min_peak: a probability that the first start must have reached; animals and engines stay below it.
+    resume_within: seconds after a stop in which speech that goes on is not held to be something new.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class SpeechDetector:
         min_silence: float = FRAME_SECONDS,
         prefix_padding: float = 0.3,
         min_peak: float = 0.8,
+        resume_within: float = RESUME_WITHIN,
     ) -> None:
-        self.configure(threshold=threshold, prefix_padding=prefix_padding)
+        self.configure(threshold=threshold, prefix_padding=prefix_padding, resume_within=resume_within)
         self.min_speech = min_speech
         self.min_silence = min_silence
         self.min_peak = min_peak
@@ -103,9 +105,11 @@ class SpeechDetector:
         self._silent = 0
         self._peak = 0.0
         self._last_end = 0.0
-        self._stopped_at = -RESUME_WITHIN
+        self._stopped_at = -float("inf")
 
-    def configure(self, *, threshold: float, prefix_padding: float) -> None:
+    def configure(
+        self, *, threshold: float, prefix_padding: float, resume_within: float = RESUME_WITHIN
+    ) -> None:
         """Change what a session may change, from the next frame on. Raises ValueError out of range."""
         if not 0.0 < threshold < 1.0:
             raise ValueError(f"threshold must be between 0 and 1, not {threshold}")
@@ -113,12 +117,18 @@ class SpeechDetector:
             raise ValueError(f"prefix_padding must not be negative, not {prefix_padding}")
         self.threshold = threshold
         self.prefix_padding = prefix_padding
+        self.resume_within = resume_within
 
     def reset(self) -> None:
         """Forget what is going on, keep the clock: what comes next is the start of something new."""
         self.speaking, self._onset, self._silent = False, None, 0
         self._last_end = self.seconds
-        self._stopped_at = -RESUME_WITHIN
+        self._stopped_at = -float("inf")
+
+    @property
+    def pending(self) -> bool:
+        """Sound that may turn out to be speech: nobody should take the floor in the next frames."""
+        return self._onset is not None
 
     @property
     def seconds(self) -> float:
@@ -141,7 +151,7 @@ class SpeechDetector:
             self._silent += 1
             if self._silent > 1:
                 self._onset = None
-        resumed = self.seconds - self._stopped_at < RESUME_WITHIN
+        resumed = self.seconds - self._stopped_at < self.resume_within
         needed = min(RESUME_SPEECH, self.min_speech) if resumed else self.min_speech
         if (
             self._onset is not None

@@ -1,7 +1,7 @@
 """What was said, in order: items, and the messages a language model sees of them.
 
 An agent's item holds what was sent; when it was cut off, it is shortened to what was heard. The conversation
-is bounded: beyond `max_items` the client is told, nothing is dropped unseen.
+is bounded: beyond `max_items` a client adds nothing until it deletes some. What is said still enters.
 """
 
 from __future__ import annotations
@@ -32,10 +32,20 @@ class Conversation:
     def last_id(self) -> str | None:
         return next(reversed(self._items), None)
 
-    def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
-        """Insert after `previous_item_id` (None: at the end, "root": at the head). Returns the previous id.
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._items
 
-        Raises BadRequest for an id that is taken or a full conversation, NotFound for an unknown previous item.
+    def append(self, item: Item) -> str | None:
+        """Add what was said, by either side, at the end; there is always room. Returns the previous id."""
+        previous = self.last_id
+        self._items[item.id] = item
+        return previous
+
+    def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
+        """Insert an item of the client's after `previous_item_id` (None: at the end, "root": at the head).
+
+        Returns the previous id. Raises BadRequest for an id that is taken or a full conversation, NotFound
+        for an unknown previous item.
         """
         if item.id in self._items:
             raise BadRequest(
@@ -47,9 +57,7 @@ class Conversation:
                 code="conversation_full",
             )
         if previous_item_id is None or previous_item_id == self.last_id:
-            previous = self.last_id
-            self._items[item.id] = item
-            return previous
+            return self.append(item)
         ids = list(self._items)
         if previous_item_id == "root":
             place = 0

@@ -67,6 +67,18 @@ class ResponseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationFailed:
+    """A reply behind the gate failed; what it would have said is not known."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChanged:
+    """The conversation or the instructions are not what a reply behind the gate was told."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientCommitted:
     """The client ended the turn by hand."""
 
@@ -94,6 +106,8 @@ Event = (
     | Tick
     | Transcript
     | ResponseEnded
+    | SpeculationFailed
+    | PromptChanged
     | ClientCommitted
     | ClientCleared
     | ClientAsked

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,10 +22,12 @@ from .audio import Framer
 from .engines import Engines, VadInput
 from .errors import AntiphonError, EngineFailed
 from .events import Samples
+from .logs import where
+from .prefill import Spawn
 from .worker import Dropped
 
-HISTORY = 2.0
-"""Seconds of audio kept before a turn begins: pre-roll, the detector's delay, and room."""
+HISTORY = 6.0
+"""Seconds of audio kept before a turn begins: the longest pre-roll (5 s), the detector's delay, and room."""
 
 VAD_FRAMES = 32
 """At most so many frames (1 s) go to the detector in one call, so a long append does not hold it."""
@@ -53,19 +55,41 @@ class Ear:
         self, samples: Samples, *, detect: bool
     ) -> AsyncGenerator[tuple[Samples, float, float], None]:
         """For each whole frame: its samples, its probability of speech (0 unless `detect`), and the seconds
-        of audio that came with it and stand after it. The clock moves with each."""
+        of audio that came with it and stand after it. The clock moves with each.
+
+        When the detector fails, frames go on with probability 0, and EngineFailed is raised after the last.
+        """
         frames = self._framer.push(samples)
+        failure: Exception | None = None
         for first in range(0, len(frames), VAD_FRAMES):
             some = np.stack(frames[first : first + VAD_FRAMES])
             probabilities = np.zeros(len(some), np.float32)
             if detect:
                 now = asyncio.get_running_loop().time()
-                heard = await self._vad.submit(VadInput(some, self._state), owner=self._owner, deadline=now)
-                self._state, probabilities = heard.state, heard.probabilities
+                try:
+                    heard = await self._vad.submit(
+                        VadInput(some, self._state), owner=self._owner, deadline=now
+                    )
+                    self._state, probabilities = heard.state, heard.probabilities
+                except Exception as error:
+                    failure = error
             for i, (frame, probability) in enumerate(zip(some, probabilities, strict=True), first + 1):
                 self._frames += 1
                 self._history.append(frame)
                 yield frame, float(probability), (len(frames) - i) * FRAME_SECONDS
+        if failure is not None:
+            log.error("the speech detector failed: %s", where(failure))
+            raise EngineFailed("the speech detector failed; the server's log has the reason") from None
+
+    def rest(self) -> Samples:
+        """What is left of the last frame, filled up with silence to be a whole one, so that no sample of a turn
+        is lost; empty when nothing is left."""
+        left = self._framer.rest()
+        return np.pad(left, (0, FRAME - len(left))) if len(left) else left
+
+    def drop(self) -> None:
+        """Forget what is left of the last frame."""
+        self._framer.rest()
 
     def since(self, start: float) -> Samples:
         """The audio from `start` seconds to now, as far as the history goes back."""
@@ -98,33 +122,45 @@ class OpenTurn:
 
 
 class Scribe:
-    """Decodes a session's turns. interval: seconds after which a waiting partial is worth nothing."""
+    """Decodes a session's turns.
 
-    def __init__(self, engines: Engines, owner: str, interval: float) -> None:
+    interval: seconds after which a waiting partial is worth nothing. spawn: starts a task that the session ends.
+    """
+
+    def __init__(self, engines: Engines, owner: str, interval: float, spawn: Spawn) -> None:
         self._engines = engines
         self._owner = owner
         self._interval = interval
-        self._running: tuple[OpenTurn, Window, asyncio.Event] | None = None
+        self._spawn = spawn
+        self._running: tuple[OpenTurn, Window, asyncio.Task[None]] | None = None
 
     @property
     def busy(self) -> bool:
         """A partial is in flight."""
         return self._running is not None
 
-    async def partial(self, turn: OpenTurn) -> None:
-        """Decode the open window as it is now. Not while `busy`; failures are logged, the next one may do."""
-        window, done = turn.utterance.window(final=False), asyncio.Event()
-        self._running = turn, window, done
+    def partial(self, turn: OpenTurn, heard: Callable[[OpenTurn], None]) -> None:
+        """Start to decode the open window as it is now, and call `heard` when its words are in the turn.
+
+        Not while `busy`. Failures are logged only: the next one may do.
+        """
+        window = turn.utterance.window(final=False)
+        task = self._spawn(self._partial(turn, window, heard), "partial")
+        self._running = turn, window, task
+        task.add_done_callback(self._idle)
+
+    def _idle(self, task: asyncio.Task[None]) -> None:
+        self._running = None
+
+    async def _partial(self, turn: OpenTurn, window: Window, heard: Callable[[OpenTurn], None]) -> None:
+        deadline = asyncio.get_running_loop().time() + self._interval
         try:
-            deadline = asyncio.get_running_loop().time() + self._interval
             turn.utterance.accept(window, await self._decode(window, deadline))
+            heard(turn)
         except Dropped:
             pass
         except AntiphonError as error:
             log.warning("a partial decode failed: %s", error)
-        finally:
-            self._running = None
-            done.set()
 
     async def final(self, turn: OpenTurn) -> str:
         """The text of all the turn's audio so far.
@@ -134,7 +170,7 @@ class Scribe:
         """
         upto = turn.utterance.seconds
         if self._running is not None and self._running[0] is turn and turn.utterance.covers(self._running[1]):
-            await self._running[2].wait()
+            await asyncio.wait([self._running[2]])
         while not turn.utterance.reaches(upto):
             window = turn.utterance.window(final=True)
             now = asyncio.get_running_loop().time()
@@ -143,9 +179,9 @@ class Scribe:
 
     async def _decode(self, window: Window, deadline: float) -> Transcription:
         recognizer = self._engines.english
-        if window.language != "en":
-            recognizer = await self._engines.multilingual()
         try:
+            if window.language != "en":
+                recognizer = await self._engines.multilingual()
             return await recognizer.submit(
                 window,
                 owner=self._owner,
@@ -156,5 +192,5 @@ class Scribe:
         except (AntiphonError, Dropped):
             raise
         except Exception as error:
-            log.error("the recogniser failed", exc_info=error)
-            raise EngineFailed("the recogniser failed; the server's log has the reason") from error
+            log.error("the recogniser failed: %s", where(error))
+            raise EngineFailed("the recogniser failed; the server's log has the reason") from None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
+from pathlib import Path
 
 from .settings import LogSettings
 
@@ -23,6 +25,15 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def where(error: BaseException) -> str:
+    """Types and places of an error and of what is inside it, without messages: those may quote what was said."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames[-6:]))
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    nested = "".join(f" [{where(e)}]" for e in inner)
+    return f"{type(error).__name__} at {place or 'no frame'}{nested}"
 
 
 def configure(settings: LogSettings) -> None:

@@ -34,6 +34,7 @@ class Prefill:
         if prompt and prompt != self._last and self._task is None:
             self._last = prompt
             self._task = self._spawn(self._run(prompt), "prefill")
+            self._task.add_done_callback(self._idle)
 
     def stop(self) -> None:
         """Cancel what runs: its slot is wanted. What it has computed stays in the cache."""
@@ -47,5 +48,7 @@ class Prefill:
                     pass
         except AntiphonError as error:
             log.debug("no prefill: %s", error)
-        finally:
-            self._task = None
+
+    def _idle(self, task: asyncio.Task[None]) -> None:
+        # Not in a finally of the task, which a task cancelled before its first step never reaches.
+        self._task = None

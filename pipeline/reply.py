@@ -36,6 +36,8 @@ from .events import (
     Samples,
     Usage,
 )
+from .hearing import OpenTurn
+from .logs import where
 from .metrics import TurnTrace
 from .outbox import Outbox
 from .playback import Playback, Spoken
@@ -61,8 +63,8 @@ class Reply:
     """One revision's answer.
 
     request: the prompt. trace: filled in as stages are reached, in ms after `since` (event loop time).
-    conversation: gets the item at release, when the response belongs to it.
-    ended: called once, when a released reply has ended by itself.
+    conversation: gets the item at release, when the response belongs to it. turn: the user's, if it answers
+    one. ended: called once, when the reply has ended by itself: done or failed, or failed behind the gate.
     """
 
     def __init__(
@@ -80,11 +82,13 @@ class Reply:
         lead: float,
         trace: TurnTrace,
         since: float,
+        turn: OpenTurn | None,
         ended: Callable[[Reply], None],
     ) -> None:
         self.revision = revision
         self.response = response
         self.trace = trace
+        self.turn = turn
         self.released = False
         self.closed = False
         self.task: asyncio.Task[None] | None = None
@@ -113,6 +117,10 @@ class Reply:
 
     # --- what the session does with it ------------------------------------------------------------------
 
+    @property
+    def item_id(self) -> str:
+        return self._item.id
+
     def release(self) -> None:
         """Open the gate: the response exists for the client from here on."""
         self.released = True
@@ -120,7 +128,7 @@ class Reply:
         self._outbox.put(ResponseStarted(self.response))
         self._previous = self._conversation.last_id
         if self.response.in_conversation:
-            self._previous = self._conversation.add(self._item)
+            self._previous = self._conversation.append(self._item)
         self._outbox.put(
             OutputStarted(self.response.id, self._item, self._previous, self.response.in_conversation)
         )
@@ -133,21 +141,19 @@ class Reply:
         """
         if self.closed:
             return 0.0
-        wasted = 0.0
+        if self.task is not None:
+            self.task.cancel()
         if self.released:
             heard = self._playback.position(self._now())
             self._outbox.flush(self.response.id)
             self._finish(
                 "cancelled", reason="turn_detected" if reason == "turn_detected" else "client_cancelled"
             )
-            if self.response.modality == "audio" and self.response.in_conversation and self._spoken:
+            if self._spoken and self._item.id in self._conversation:
                 self._conversation.truncate(self._item.id, heard)
-        else:
-            wasted = (self._now() - self._started) * 1000
+            return 0.0
         self.closed = True
-        if self.task is not None:
-            self.task.cancel()
-        return wasted
+        return (self._now() - self._started) * 1000
 
     async def run(self) -> None:
         """Think, speak and play to the end. Cancelling frees the engines before it returns."""
@@ -163,9 +169,12 @@ class Reply:
         except* AntiphonError as failures:
             error = _first(failures)
         except* Exception as failures:
-            log.error("a reply failed", exc_info=failures)
+            log.error("a reply failed: %s", where(failures))
             error = EngineFailed("the reply could not be made; the server's log has the reason")
-        if error is not None:
+        if error is not None and not self.released:
+            self.closed = True
+            self._ended(self)
+        if not self.closed:
             await self._gate.wait()
         if not self.closed:
             if error is not None:
@@ -249,6 +258,8 @@ class Reply:
     async def _send(self, piece: Samples, rate: int) -> None:
         if wait := self._playback.wait(self._now(), self._lead):
             await asyncio.sleep(wait)
+        if self.closed:
+            return
         start = self._playback.sent
         await self._outbox.put_audio(OutputAudio(self.response.id, self._item.id, piece, rate, start))
         self._stamp("first_audio_sent")

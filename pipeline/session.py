@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import assert_never
 
 from ..asr.streaming import Utterance
-from ..asr.vad import FRAME_SECONDS, SpeechDetector
+from ..asr.vad import FRAME_SECONDS, RESUME_WITHIN, SpeechDetector
 from ..llm.base import ChatRequest, Message
 from ..tts.base import Voice
 from .conversation import Conversation, messages
@@ -31,6 +31,7 @@ from .events import (
     AudioCleared,
     AudioCommitted,
     Cancel,
+    CancelReason,
     CancelResponse,
     ClearAudio,
     ClientAsked,
@@ -57,15 +58,19 @@ from .events import (
     ItemTruncated,
     Output,
     Part,
+    PromptChanged,
     Refuse,
     Release,
     Respond,
     Response,
+    ResponseDone,
     ResponseEnded,
+    ResponseStarted,
     RetrieveItem,
     Samples,
     SessionConfig,
     Speculate,
+    SpeculationFailed,
     SpeechStopped,
     StartTurn,
     Tick,
@@ -89,7 +94,19 @@ from .turn import Floor, TurnMachine
 SHORTEST_COMMIT = 0.1
 """Seconds; less audio than this is an empty commit (OpenAI's rule)."""
 
-REFUSALS = {
+Ordinary = (
+    Configure
+    | ClearAudio
+    | CreateItem
+    | RetrieveItem
+    | TruncateItem
+    | DeleteItem
+    | CreateResponse
+    | CancelResponse
+)
+"""Commands that are done in one step; those about audio wait for the detector."""
+
+REFUSALS: Mapping[str, str] = {
     "conversation_already_has_active_response": "a response is active already; cancel it or wait for its end",
     "response_cancel_not_active": "no response is active",
 }
@@ -124,13 +141,10 @@ class Session:
         self._outbox = Outbox()
         self._machine = TurnMachine(config.turn or TurnPolicy())
         self._ear = Ear(engines, self.id)
-        self._scribe = Scribe(engines, self.id, settings.asr.partial_interval)
+        self._scribe = Scribe(engines, self.id, settings.asr.partial_interval, self._spawn)
         self._prefill = Prefill(engines.chat, self.id, self._spawn)
-        self._detector = SpeechDetector(
-            threshold=config.vad_threshold,
-            min_speech=settings.vad.min_speech,
-            prefix_padding=config.prefix_padding,
-        )
+        self._detector = SpeechDetector(min_speech=settings.vad.min_speech)
+        self._tune_detector()
         self._turn: OpenTurn | None = None
         self._last_turn: OpenTurn | None = None
         self._turns = 0
@@ -194,6 +208,8 @@ class Session:
             try:
                 if isinstance(command, AppendAudio):
                     await self._hear(command.samples)
+                elif isinstance(command, CommitAudio):
+                    await self._commit()
                 else:
                     self._obey(command)
             except NotReading:
@@ -201,13 +217,12 @@ class Session:
             except AntiphonError as error:
                 self._outbox.put(Failed(error, command.event_id))
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Ordinary) -> None:
         match command:
             case Configure():
                 self._configure(command.config)
-            case CommitAudio():
-                self._commit()
             case ClearAudio():
+                self._ear.drop()
                 self._happen(ClientCleared(self._ear.at))
                 self._outbox.put(AudioCleared())
             case CreateItem():
@@ -215,23 +230,23 @@ class Session:
                 previous = self.conversation.add(item, command.previous_item_id)
                 self._outbox.put(ItemAdded(item, previous))
                 self._outbox.put(ItemDone(item, previous))
+                self._happen(PromptChanged())
             case RetrieveItem():
                 self._outbox.put(ItemRetrieved(self.conversation.get(command.item_id)))
             case TruncateItem():
-                end = self.conversation.truncate(command.item_id, command.audio_end)
-                self._outbox.put(ItemTruncated(command.item_id, command.content_index, end))
+                self._truncate(command)
             case DeleteItem():
                 self.conversation.delete(command.item_id)
                 self._outbox.put(ItemDeleted(command.item_id))
+                self._happen(PromptChanged())
             case CreateResponse():
                 if self._draining:
                     raise AntiphonError("the server is shutting down", code="server_draining")
-                self._asked = command
+                if self._machine.active is None and self._machine.owed is None:
+                    self._asked = command
                 self._happen(ClientAsked())
             case CancelResponse():
                 self._cancel_asked(command.response_id)
-            case AppendAudio():
-                raise AssertionError("audio goes through _hear")
             case _:
                 assert_never(command)
 
@@ -239,13 +254,34 @@ class Session:
         manual_changes = (config.turn is None) != (self.config.turn is None)
         self.config = config
         self._machine.policy = config.turn or TurnPolicy()
-        self._detector.configure(threshold=config.vad_threshold, prefix_padding=config.prefix_padding)
+        self._tune_detector()
         self._outbox.put(Configured(config))
-        if manual_changes:
-            self._happen(ClientCleared(self._ear.at))
+        self._happen(ClientCleared(self._ear.at) if manual_changes else PromptChanged())
         self._bring(self._history_messages())
 
-    def _commit(self) -> None:
+    def _tune_detector(self) -> None:
+        # Speech that goes on after a pause is the same turn's for as long as the gate may be shut.
+        self._detector.configure(
+            threshold=self.config.vad_threshold,
+            prefix_padding=self.config.prefix_padding,
+            resume_within=max(RESUME_WITHIN, self._machine.policy.silence + self._settings.vad.min_speech),
+        )
+
+    def _truncate(self, command: TruncateItem) -> None:
+        """What plays is stopped first: nobody truncates what they go on listening to."""
+        active = self._active_reply()
+        if active is not None and active.item_id == command.item_id:
+            self._happen(ClientCancelled())
+        end = self.conversation.truncate(command.item_id, command.audio_end)
+        self._outbox.put(ItemTruncated(command.item_id, command.content_index, end))
+        self._happen(PromptChanged())
+
+    def _active_reply(self) -> Reply | None:
+        return None if self._machine.active is None else self._replies.get(self._machine.active)
+
+    async def _commit(self) -> None:
+        if self.config.turn is None:
+            await self._hear(self._ear.rest())
         turn = self._turn
         if turn is None or turn.utterance.seconds < SHORTEST_COMMIT:
             raise BadRequest(
@@ -257,13 +293,18 @@ class Session:
         self._happen(ClientCommitted(self._ear.at))
 
     def _cancel_asked(self, response_id: str | None) -> None:
-        active = self._replies.get(self._machine.active) if self._machine.active is not None else None
+        active = self._active_reply()
         if response_id is not None and (active is None or active.response.id != response_id):
             raise BadRequest(
                 f"response {response_id!r} is not active",
                 code="response_cancel_not_active",
                 param="response_id",
             )
+        if self._machine.owed is not None and self._asked is not None:
+            # Asked for and not begun: it exists for the client just long enough to be cancelled.
+            response = self._response(self._asked)
+            self._outbox.put(ResponseStarted(response))
+            self._outbox.put(ResponseDone(replace(response, status="cancelled", reason="client_cancelled")))
         self._happen(ClientCancelled())
         self._asked = None
 
@@ -290,7 +331,7 @@ class Session:
                 if isinstance(event, SpeechStopped) and self._turn is not None:
                     self._turn.ended = self._now() - behind - (event.at - event.end)
                 self._happen(event)
-        if self.config.turn is not None:
+        if self.config.turn is not None and not self._detector.pending:
             self._happen(Tick(self._ear.at))
         if self._turn is not None:
             self._partial_when_due(self._turn)
@@ -299,7 +340,7 @@ class Session:
     def _partial_when_due(self, turn: OpenTurn) -> None:
         speaking = self.config.turn is None or self._machine.floor is Floor.SPEAKING
         if speaking and not self._scribe.busy and turn.utterance.due():
-            self._spawn(self._decode_partial(turn), "partial")
+            self._scribe.partial(turn, self._partly_heard)
 
     def _bound(self, turn: OpenTurn) -> None:
         limit = self._settings.session.max_utterance_seconds
@@ -309,10 +350,12 @@ class Session:
         turn.ended = self._now()
         if self.config.turn is None:
             self._happen(ClientCommitted(self._ear.at))
-            raise TooLarge(
+            error = TooLarge(
                 f"the input audio reached {limit:.0f} s (session.max_utterance_seconds) and was committed",
                 code="input_audio_buffer_full",
             )
+            self._outbox.put(Failed(error, self._command_id))
+            return
         self._happen(SpeechStopped(self._ear.at, self._ear.at))
         self._happen(Tick(self._ear.at + self._machine.policy.silence))
         self._detector.reset()
@@ -324,7 +367,8 @@ class Session:
             return
         for action in self._machine.handle(event):
             self._act(action)
-        if self._machine.active is None and self._machine.owed is None:
+        machine = self._machine
+        if machine.active is machine.owed is machine.speculated is None and machine.floor is not Floor.PAUSED:
             self._quiet.set()
         else:
             self._quiet.clear()
@@ -363,18 +407,16 @@ class Session:
                 else:
                     prompt = self.conversation.messages(instructions)
                 turn = self._last_turn if self._last_turn and self._last_turn.committed == revision else None
-                self._begin(revision, prompt, turn, asked).release()
                 self._asked = None
+                self._release(self._begin(revision, prompt, turn, asked))
             case Release(revision):
                 turn, reply = self._last_turn, self._replies[revision]
                 assert turn is not None
-                reply.trace.launched, reply.trace.used = turn.launched, 1
-                reply.trace.discarded, reply.trace.wasted_ms = turn.discarded, turn.wasted_ms
-                reply.release()
+                reply.trace.used = 1
+                self._release(reply)
             case Cancel(revision, reason):
                 self._cancel(revision, reason)
             case Refuse(code):
-                self._asked = None
                 self._outbox.put(Failed(BadRequest(REFUSALS[code], code=code), self._command_id))
             case _:
                 assert_never(action)
@@ -388,7 +430,7 @@ class Session:
         if self.config.turn is not None:
             self._outbox.put(TurnStopped(turn.item_id, end))
         item = Item(turn.item_id, role="user", parts=(Part("input_audio"),))
-        previous = self.conversation.add(item)
+        previous = self.conversation.append(item)
         self._outbox.put(AudioCommitted(turn.item_id, previous))
         self._outbox.put(ItemAdded(item, previous))
         self._outbox.put(ItemDone(item, previous))
@@ -407,7 +449,6 @@ class Session:
     def _begin(
         self, revision: int, prompt: list[Message], turn: OpenTurn | None, asked: CreateResponse
     ) -> Reply:
-        config = self.config
         trace = TurnTrace(self.id, self._turns, revision)
         since = self._now()
         if turn is not None:
@@ -418,14 +459,7 @@ class Session:
             trace.words = len(trace.transcript.split())
             if turn.transcript_at is not None:
                 trace.transcript_final = (turn.transcript_at - since) * 1000
-        response = Response(
-            self._new_id("resp"),
-            asked.modality or config.modality,
-            metadata=asked.metadata,
-            voice=asked.voice or config.voice,
-            max_output_tokens=asked.max_output_tokens or config.max_output_tokens,
-            in_conversation=asked.in_conversation,
-        )
+        response = self._response(asked)
         limit = self._settings.llm.max_tokens
         wanted = response.max_output_tokens or limit
         request = ChatRequest(
@@ -438,45 +472,73 @@ class Session:
             request,
             chat=self._engines.chat,
             synthesizer=self._engines.voice,
-            voice=Voice(response.voice, config.speed),
+            voice=Voice(response.voice, self.config.speed),
             outbox=self._outbox,
             conversation=self.conversation,
             lead=self._settings.output.lead,
             trace=trace,
             since=since,
+            turn=turn,
             ended=self._reply_ended,
         )
         self._replies[revision] = reply
         self._prefill.stop()
-        reply.task = self._spawn(self._reply(reply), f"reply-{revision}")
+        reply.task = self._spawn(reply.run(), f"reply-{revision}")
+        reply.task.add_done_callback(lambda _: self._forget(reply))
         return reply
 
-    async def _reply(self, reply: Reply) -> None:
-        try:
-            await reply.run()
-        finally:
-            self._replies.pop(reply.revision, None)
+    def _response(self, asked: CreateResponse) -> Response:
+        return Response(
+            self._new_id("resp"),
+            asked.modality or self.config.modality,
+            metadata=asked.metadata,
+            voice=asked.voice or self.config.voice,
+            max_output_tokens=asked.max_output_tokens or self.config.max_output_tokens,
+            in_conversation=asked.in_conversation,
+        )
+
+    def _release(self, reply: Reply) -> None:
+        """Let a reply out, with what its turn has cost so far in its trace."""
+        trace, turn = reply.trace, reply.turn
+        if turn is not None:
+            trace.audio_seconds = turn.duration
+            trace.launched, trace.discarded, trace.wasted_ms = turn.launched, turn.discarded, turn.wasted_ms
+        reply.release()
+
+    def _forget(self, reply: Reply) -> None:
+        # A revision's reply may have been replaced by another (PromptChanged) while it unwound.
+        if self._replies.get(reply.revision) is reply:
+            del self._replies[reply.revision]
 
     def _reply_ended(self, reply: Reply) -> None:
-        self._record(reply.trace)
-        self._happen(ResponseEnded(reply.revision))
+        if reply.released:
+            self._record(reply.trace)
+            self._happen(ResponseEnded(reply.revision))
+        else:
+            self._count_discarded(reply, 0.0)
+            self._happen(SpeculationFailed(reply.revision))
 
-    def _cancel(self, revision: int, reason: str) -> None:
+    def _count_discarded(self, reply: Reply, wasted_ms: float) -> None:
+        if reply.turn is not None:
+            reply.turn.discarded += 1
+            reply.turn.wasted_ms += wasted_ms
+
+    def _cancel(self, revision: int, reason: CancelReason) -> None:
         reply = self._replies.get(revision)
         if reply is None:
             return
-        wasted = reply.cancel(reason)  # type: ignore[arg-type]
+        wasted = reply.cancel(reason)
         if reply.released:
             self._record(reply.trace)
-        elif self._turn is not None:
-            self._turn.discarded += 1
-            self._turn.wasted_ms += wasted
+        else:
+            self._count_discarded(reply, wasted)
 
     # --- the engines ------------------------------------------------------------------------------------
 
-    async def _decode_partial(self, turn: OpenTurn) -> None:
-        await self._scribe.partial(turn)
-        words = turn.utterance.committed
+    def _partly_heard(self, turn: OpenTurn) -> None:
+        # All words but the last, not only the agreed ones: a wrong guess costs the cache a few tokens, a right
+        # one saves them when the turn ends.
+        words, _, _ = turn.utterance.text.rpartition(" ")
         if words and self._turn is turn and self._machine.floor is Floor.SPEAKING:
             self._bring([*self._history_messages(), Message("user", words)])
 
@@ -484,6 +546,7 @@ class Session:
         text = ""
         try:
             text = turn.texts[revision] = await self._scribe.final(turn)
+            turn.failed = None
             turn.transcript_at = self._now()
             if turn.committed == revision:
                 self._transcribed(turn, text)

@@ -33,11 +33,13 @@ from .events import (
     Decode,
     DropTurn,
     Event,
+    PromptChanged,
     Refuse,
     Release,
     Respond,
     ResponseEnded,
     Speculate,
+    SpeculationFailed,
     SpeechStarted,
     SpeechStopped,
     StartTurn,
@@ -96,6 +98,14 @@ class TurnMachine:
                 if self.active == revision:
                     self.active = None
                 return []
+            case SpeculationFailed(revision):
+                if self.speculated == revision:
+                    self.speculated = None
+                return []
+            case PromptChanged():
+                if self.speculated is None:
+                    return []
+                return [Cancel(self.speculated, "superseded"), Speculate(self.speculated)]
             case ClientCommitted(at):
                 return self._client_committed(at)
             case ClientCleared():
@@ -112,19 +122,20 @@ class TurnMachine:
     # --- the user's voice -------------------------------------------------------------------------------
 
     def _speech_started(self, event: SpeechStarted) -> list[Action]:
+        actions: list[Action]
         match self.floor:
             case Floor.SPEAKING:
                 return []
             case Floor.PAUSED:
-                self.floor = Floor.SPEAKING
-                return self._discard("resumed")
+                actions = self._discard("resumed")
             case Floor.IDLE:
-                self.floor = Floor.SPEAKING
-                started: list[Action] = [StartTurn(event.start)]
-                return started + (
-                    self._cancel_reply("turn_detected") if self.policy.interrupt_response else []
-                )
-        assert_never(self.floor)
+                actions = [StartTurn(event.start)]
+            case _:
+                assert_never(self.floor)
+        self.floor = Floor.SPEAKING
+        if self.policy.interrupt_response:
+            actions += self._cancel_reply("turn_detected")
+        return actions
 
     def _speech_stopped(self, event: SpeechStopped) -> list[Action]:
         if self.floor is not Floor.SPEAKING:

@@ -51,6 +51,7 @@ class FakeChat:
         self.replies = list(replies) or ["It is noon. Time for lunch."]
         self.requests: list[ChatRequest] = []
         self.active = 0
+        self.asked = asyncio.Event()
         self.hold = asyncio.Event()
         self.hold.set()
 
@@ -66,6 +67,7 @@ class FakeChat:
         if request.max_tokens == 0:
             return
         self.requests.append(request)
+        self.asked.set()
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         words = reply.split(" ")
         for number, word in enumerate(words):

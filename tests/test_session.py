@@ -15,15 +15,19 @@ from antiphon.llm.base import ChatRequest, Delta, Message
 from antiphon.pipeline.errors import BadRequest, EngineFailed
 from antiphon.pipeline.events import (
     AppendAudio,
+    CancelResponse,
     Command,
     CommitAudio,
     Configure,
     CreateItem,
     CreateResponse,
+    DeleteItem,
     Failed,
     Item,
+    ItemTruncated,
     Output,
     OutputAudio,
+    OutputStarted,
     OutputText,
     Part,
     ResponseDone,
@@ -359,3 +363,211 @@ async def test_switching_to_manual_turns_drops_the_open_turn():
         await talk.do(CommitAudio())
         seen = await talk.until(TranscriptionDone)
         assert len(of(seen, TranscriptionDone)) == 1
+
+
+# --- faults that were found by reading, each with the sequence that showed it -----------------------------
+
+
+async def test_one_partial_at_a_time_however_long_the_message():
+    recognizer = FakeRecognizer()
+    async with talking(recognizer=recognizer, config=SessionConfig(language="en", turn=None)) as talk:
+        await talk.hear(tone(20.0, RATE), piece=20.0)
+        await talk.do(CommitAudio())
+        await talk.until(TranscriptionDone)
+    assert len(recognizer.windows) <= 3
+
+
+async def test_a_full_conversation_still_takes_what_is_said():
+    async with talking(settings=["session.max_items=2"]) as talk:
+        for _ in range(2):
+            await talk.hear(SPEECH, silence(0.7))
+            (*_, done) = await talk.until(ResponseDone)
+            assert done.response.status == "completed"
+        await talk.do(CreateItem(Item("", role="user", parts=(Part("input_text", "More."),))))
+        (*_, failed) = await talk.until(Failed)
+        assert failed.error.code == "conversation_full"
+
+
+async def test_an_empty_text_reply_behind_the_gate_waits_for_it():
+    config = SessionConfig(language="en", modality="text")
+    async with talking(chat=FakeChat(""), config=config) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        kinds = [type(output).__name__ for output in await talk.until(ResponseDone)]
+        assert kinds.index("ResponseStarted") < kinds.index("OutputDone") < kinds.index("ResponseDone")
+
+
+class SpitefulChat(FakeChat):
+    """Fails when it is cancelled."""
+
+    async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
+        try:
+            async for delta in super()._deltas(request):
+                yield delta
+        except asyncio.CancelledError:
+            raise EngineFailed("cancelled") from None
+
+
+async def test_a_model_that_fails_when_cancelled_does_not_hold_the_session():
+    chat = SpitefulChat()
+    chat.hold.clear()
+    async with talking(chat=chat) as talk, asyncio.timeout(10):
+        await talk.hear(SPEECH, silence(0.2))
+        await chat.asked.wait()
+        await talk.session.aclose()
+
+
+async def test_prefill_goes_on_after_tasks_that_never_began():
+    chat = PrefillCount()
+    async with talking(chat=chat) as talk:
+        await talk.do(CreateResponse(modality="text"))
+        await talk.do(CancelResponse())
+        await talk.until(ResponseDone)
+        for text in ("One.", "Two.", "Three."):
+            await talk.do(Configure(replace(talk.session.config, instructions=text)))
+            await asyncio.sleep(0.05)
+        assert chat.prefills >= 3
+
+
+class PrefillCount(FakeChat):
+    prefills = 0
+
+    async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
+        self.prefills += request.max_tokens == 0
+        async for delta in super()._deltas(request):
+            yield delta
+
+
+async def test_deleting_the_item_that_is_spoken_and_barging_in_frees_the_engines():
+    chat = FakeChat("One two three four five six seven eight nine ten. " * 20)
+    async with talking(chat=chat, settings=["output.lead=0.2"]) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, started) = await talk.until(OutputStarted)
+        await talk.until(OutputAudio)
+        await talk.do(DeleteItem(started.item.id))
+        await talk.hear(SPEECH)
+        assert (await talk.until(ResponseDone))[-1].response.status == "cancelled"
+        await asyncio.sleep(0.1)
+        assert chat.active == 0
+
+
+async def test_no_sample_is_lost_when_the_longest_utterance_is_cut():
+    recognizer = FakeRecognizer()
+    config = SessionConfig(language="en", turn=None)
+    settings = ["session.max_utterance_seconds=2"]
+    async with talking(recognizer=recognizer, config=config, settings=settings) as talk:
+        await talk.hear(tone(3.0, RATE), piece=3.0)
+        (*_, failed) = await talk.until(Failed)
+        assert failed.error.code == "input_audio_buffer_full"
+        await talk.do(CommitAudio())
+        while len(of(talk.outputs, TranscriptionDone)) < 2:
+            await talk.until(TranscriptionDone)
+        assert sum(o.duration for o in of(talk.outputs, TranscriptionDone)) == pytest.approx(3.0, abs=0.033)
+
+
+async def test_a_manual_commit_holds_every_sample():
+    recognizer = FakeRecognizer()
+    config = SessionConfig(language="en", turn=None)
+    async with talking(recognizer=recognizer, config=config) as talk:
+        await talk.hear(tone(0.1, RATE))
+        await talk.do(CommitAudio())
+        await talk.until(TranscriptionDone)
+        samples = recognizer.windows[-1].samples
+        assert len(samples) == 2048
+        assert np.count_nonzero(samples) >= 1599
+        await talk.hear(silence(0.5))
+        await talk.do(CommitAudio())
+        await talk.until(TranscriptionDone)
+        assert not np.any(recognizer.windows[-1].samples)
+
+
+class FailsOnce(FakeChat):
+    failures = 1
+
+    async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
+        if request.max_tokens != 0 and self.failures:
+            self.failures -= 1
+            raise EngineFailed("busy")
+        async for delta in super()._deltas(request):
+            yield delta
+
+
+async def test_a_failed_speculation_costs_nothing_but_time():
+    async with talking(chat=FailsOnce()) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, done) = await talk.until(ResponseDone)
+        assert done.response.status == "completed"
+        (trace,) = talk.traces
+        assert (trace.launched, trace.used, trace.discarded) == (1, 0, 1)
+
+
+async def test_instructions_changed_in_the_pause_reach_the_reply():
+    chat = FakeChat()
+    async with talking(chat=chat) as talk:
+        await talk.hear(SPEECH, silence(0.2))
+        await chat.asked.wait()
+        await talk.do(Configure(replace(talk.session.config, instructions="Pirate.", modality="text")))
+        await talk.hear(silence(0.5))
+        (*_, done) = await talk.until(ResponseDone)
+        assert done.response.modality == "text"
+        assert chat.requests[-1].messages[0] == Message("system", "Pirate.")
+
+
+async def test_truncating_what_plays_stops_it():
+    chat = FakeChat("One two three four five six seven eight nine ten. " * 20)
+    async with talking(chat=chat) as talk:
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, started) = await talk.until(OutputStarted)
+        for _ in range(12):
+            await talk.until(OutputAudio)
+        await asyncio.sleep(0.5)
+        await talk.do(TruncateItem(started.item.id, 0, 0.3))
+        seen = await talk.until(ItemTruncated)
+        assert of(seen, ResponseDone)[0].response.status == "cancelled"
+        assert seen[-1].audio_end == pytest.approx(0.3)
+        kept = talk.session.conversation.get(started.item.id).parts[0].text
+        assert kept is not None
+        assert len(kept) < 20
+
+
+async def test_a_refused_response_does_not_change_the_one_that_is_owed():
+    chat = FakeChat()
+    async with talking(chat=chat, config=SessionConfig(language="en", turn=None)) as talk:
+        await talk.hear(SPEECH)
+        await talk.do(CommitAudio())
+        await talk.do(CreateResponse(modality="text", metadata={"a": "b"}))
+        await talk.do(CreateResponse())
+        (*_, done) = await talk.until(ResponseDone)
+        assert (done.response.modality, done.response.metadata) == ("text", {"a": "b"})
+
+
+async def test_cancelling_a_response_that_is_owed_ends_it():
+    async with talking(config=SessionConfig(language="en", turn=None)) as talk:
+        await talk.hear(SPEECH)
+        await talk.do(CommitAudio())
+        await talk.do(CreateResponse(metadata={"n": "1"}))
+        await talk.do(CancelResponse())
+        (*_, done) = await talk.until(ResponseDone)
+        assert (done.response.status, done.response.metadata) == ("cancelled", {"n": "1"})
+
+
+async def test_draining_waits_for_the_question_that_was_asked():
+    async with talking() as talk:
+        await talk.hear(SPEECH, silence(0.3))
+        draining = asyncio.create_task(talk.session.drain(20.0))
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        await talk.hear(silence(0.4))
+        await draining
+        assert (await talk.until(ResponseDone))[-1].response.status == "completed"
+
+
+async def test_a_loader_that_fails_is_told():
+    async with talking(config=SessionConfig(language="de")) as talk:
+        object.__setattr__(talk.session._engines, "multilingual", fails)
+        await talk.hear(SPEECH, silence(0.7))
+        (*_, failed) = await talk.until(TranscriptionFailed)
+        assert isinstance(failed.error, EngineFailed)
+
+
+async def fails() -> None:
+    raise RuntimeError("no such model")

@@ -15,11 +15,13 @@ from antiphon.pipeline.events import (
     Decode,
     DropTurn,
     Event,
+    PromptChanged,
     Refuse,
     Release,
     Respond,
     ResponseEnded,
     Speculate,
+    SpeculationFailed,
     SpeechStarted,
     SpeechStopped,
     StartTurn,
@@ -263,3 +265,23 @@ def test_invariants_under_random_walks(seed: int):
     check(turn.handle(Transcript(turn.revision, "hello")))
     check(turn.handle(Tick(at + 3)))
     assert active == turn.revision
+
+
+def test_a_failed_speculation_is_tried_again_when_the_gate_opens():
+    turn = machine()
+    play(turn, *HEARD, Transcript(1, "hello"), SpeculationFailed(1))
+    assert play(turn, Tick(2.5)) == [CommitTurn(1, 2.0), Respond(1)]
+
+
+def test_a_changed_prompt_starts_the_speculation_anew():
+    turn = machine()
+    assert play(turn, PromptChanged()) == []
+    play(turn, *HEARD, Transcript(1, "hello"))
+    assert play(turn, PromptChanged()) == [Cancel(1, "superseded"), Speculate(1)]
+    assert play(turn, Tick(2.5)) == [CommitTurn(1, 2.0), Release(1)]
+
+
+def test_going_on_after_asking_in_the_pause_interrupts_the_answer():
+    turn = machine()
+    play(turn, *HEARD, Transcript(1, "hello"), ClientAsked())
+    assert play(turn, SpeechStarted(2.4, 2.1)) == [Cancel(2, "turn_detected")]

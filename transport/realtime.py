@@ -218,7 +218,7 @@ class RealtimeCodec:
         """The server events that tell the client of `output`, in OpenAI's order."""
         match output:
             case Configured(config):
-                if any(asked.config is config for asked in self._awaiting):
+                if any(asked.config is config for asked in tuple(self._awaiting)):
                     while (told := self._awaiting.popleft()).config is not config:
                         pass
                     self._told = told

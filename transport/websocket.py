@@ -30,6 +30,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..pipeline.errors import AntiphonError, EngineFailed, Overloaded
 from ..pipeline.events import Command, Failed, Output, ResponseDone
+from ..pipeline.logs import where
 from ..pipeline.metrics import Metrics
 from ..pipeline.outbox import NotReading
 from ..pipeline.settings import Settings
@@ -42,6 +43,9 @@ LONG_MESSAGE = 2**17
 
 CLOSE_TIMEOUT = 1.0
 """Seconds in which a last event and the close frame must find room in the socket's buffer."""
+
+LEAVE_TIMEOUT = 5.0
+"""Seconds in which a drained session's last events must be read."""
 
 log = logging.getLogger("antiphon.server")
 
@@ -166,8 +170,10 @@ class _Connection:
         self._send_timeout = settings.server.send_timeout
         self._max_seconds = settings.session.max_seconds
         self._new_id = new_id
+        self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
+        self._task = asyncio.current_task()
         code, error, gone = 1001, None, False
         try:
             async with asyncio.timeout(self._max_seconds), asyncio.TaskGroup() as group:
@@ -183,7 +189,7 @@ class _Connection:
         except* TimeoutError:
             error = AntiphonError("Your session hit its maximum duration.", code="session_expired")
         except* Exception as group:
-            log.error("session %s failed", self._session.id, exc_info=group)
+            log.error("session %s failed: %s", self._session.id, where(group))
             code = 1011
             error = EngineFailed(
                 "The session failed; the server's log has the reason.", code="internal_error"
@@ -193,16 +199,20 @@ class _Connection:
             await farewell(self._websocket, code, last)
 
     async def leave(self, seconds: float) -> None:
-        """Let the running reply finish, for at most `seconds`, and end; the client may leave before."""
-        ended = asyncio.create_task(self.ended.wait())
-        drained = asyncio.create_task(self._session.drain(seconds))
+        """Let the running reply finish, for at most `seconds`, and end; the client may leave before.
+
+        What waits for the client then has LEAVE_TIMEOUT to be read in; a slower one is cut off.
+        """
+        await self._session.drain(seconds)
+        await self._session.aclose()
         try:
-            await asyncio.wait({ended, drained}, return_when=asyncio.FIRST_COMPLETED)
-            await self._session.aclose()
-            await ended
-        finally:
-            ended.cancel()
-            drained.cancel()
+            async with asyncio.timeout(LEAVE_TIMEOUT):
+                await self.ended.wait()
+        except TimeoutError:
+            log.warning("session %s: the client reads too slowly to be waited for", self._session.id)
+            if self._task is not None:
+                self._task.cancel()
+            await self.ended.wait()
 
     async def _read(self) -> None:
         """Hand on what the client says. Raises WebSocketDisconnect when it has left."""
