@@ -162,16 +162,16 @@ def test_first_clause_without_a_mark_ends_before_a_joint_word() -> None:
 def test_first_clause_never_ends_on_a_leaning_word() -> None:
     assert (
         texts("Nobody here ever really saw such big red the cat run")[0]
-        == "Nobody here ever really saw such big red "
+        == "Nobody here ever really saw such big "
     )
     assert texts("Nobody here ever saw such big red the cat run")[0].split()[-1] not in ("the", "such big")
 
 
 def test_first_clause_is_ready_before_the_sentence_is() -> None:
     clauses = Clauses()
-    assert clauses.push("The tower was built in Paris") == []
+    assert clauses.push("The tower was built") == []
     assert clauses.push(" in") == []
-    assert [c.text for c in clauses.push(" the")] == ["The tower was built in Paris "]
+    assert [c.text for c in clauses.push(" Paris")] == ["The tower was built "]
 
 
 def test_one_word_before_a_comma_waits() -> None:

@@ -33,8 +33,8 @@ from typing import Literal
 from .spoken import spoken
 
 FIRST_PHRASE = 2
-FIRST_JOINT = 5
-FIRST_WORDS = 8
+FIRST_JOINT = 4
+FIRST_WORDS = 6
 """Words from which the first clause may end at punctuation, before a joint word, at any word."""
 
 CLAUSE_CHARACTERS = 60
@@ -55,7 +55,7 @@ JOINTS = _set(
 )
 """Words that begin a phrase: a speaker may breathe before one, and not after."""
 
-LEANING = ARTICLES | JOINTS | _set("not very more most mr mrs ms dr st prof")
+LEANING = ARTICLES | JOINTS | _set("not such very more most mr mrs ms dr st prof")
 
 NO_END = _set(
     "mr mrs ms dr prof st mt ft gen gov sen rep capt lt col sgt rev hon fr vs approx fig figs cf ca eq ch "
