@@ -217,7 +217,7 @@ class LlamaCpp:
         context: int = 2048,
         slots: int = 4,
         threads: int = 0,
-        batch: int = 12,
+        batch: int = 8,
         max_tokens: int = 160,
         waiting: int = 32,
     ) -> None:

@@ -125,7 +125,7 @@ class LlmSettings(_Section):
     slots: int = Field(default=4, ge=1, le=256, description="Completions at a time.")
     threads: int = Field(default=0, ge=0, le=512, description="CPU threads; 0 takes all cores.")
     batch: int = Field(
-        default=12, ge=1, le=4096, description="Prompt tokens computed between looks for a cancel."
+        default=8, ge=1, le=4096, description="Prompt tokens computed between looks for a cancel."
     )
     max_tokens: int = Field(default=160, ge=1, le=8192, description="Longest reply, in tokens.")
     temperature: float = Field(default=0.0, ge=0, le=2, description="Randomness of replies; 0 is greedy.")
