@@ -86,7 +86,8 @@ async def exchange(
     """Play an utterance (SAMPLE_RATE) in a session of its own, and hear the reply.
 
     limit: seconds after the utterance within which the reply must be heard. whole: hear it to its end;
-        otherwise cancel it once it is heard. end: seconds at which the last word ends, None to find it.
+        otherwise cancel it once it is heard. end: seconds at which the last word ends. None to find it: by
+        level, or where the detector found it when that is earlier, since a level counts a breath as speech.
 
     Raises ClientError when the service fails as such; a missing reply is a `problem`. Cancelling ends the
     session.
@@ -114,13 +115,17 @@ async def exchange(
                 what="transcript",
             )
         summaries = await traces(url, client.session_id)
+        found = _found_end(client, clip)
+        if end is None and found is not None:
+            last = earlier(last, found)
+            ended = clip.moment(last)
         heard = reply.sound.heard if reply else None
         return Exchange(
             transcript=" ".join(turn.transcript or "" for turn in client.turns.values()).strip(),
             reply=reply.transcript.strip() if reply else "",
             sound=reply.sound.samples if reply else np.zeros(0, np.float32),
             v2v_ms=None if heard is None else (heard - ended) * 1000,
-            stages_ms=moved(summaries[-1]["stages_ms"], _shift(client, clip, last))
+            stages_ms=moved(summaries[-1]["stages_ms"], 0.0 if found is None else (found - last) * 1000)
             if reply and summaries
             else dict.fromkeys(STAGES),
             speculation=total([summary["speculation"] for summary in summaries]),
@@ -129,6 +134,12 @@ async def exchange(
             lateness_ms=client.lateness * 1000,
             problem=None if reply else _why(client, ended),
         )
+
+
+def earlier(level: float, detected: float) -> float:
+    """The end of speech, in seconds: the detector's where it is before the level's, since a level counts a breath
+    as speech; but not so much before it that the detector just missed words."""
+    return detected if level - BREATH <= detected < level else level
 
 
 def moved(stages: Stages, by_ms: float) -> Stages:
@@ -140,10 +151,10 @@ def total(speculations: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: round(sum(s.get(name, 0) for s in speculations), 1) for name in names}
 
 
-def _shift(client: RealtimeClient, clip: Clip, last: float) -> float:
-    """ms from the recording's end of speech to the one that the service found."""
+def _found_end(client: RealtimeClient, clip: Clip) -> float | None:
+    """Where in the recording the service found the end of the last turn, in seconds."""
     ends = [e["audio_end_ms"] for _, e in client.events if e["type"] == "input_audio_buffer.speech_stopped"]
-    return ends[-1] - (clip.offset + last) * 1000 if ends else 0.0
+    return ends[-1] / 1000 - clip.offset if ends else None
 
 
 def _why(client: RealtimeClient, ended: float) -> str:

@@ -36,7 +36,7 @@ from ..pipeline.metrics import STAGES
 from ..pipeline.settings import Settings
 from ..pipeline.turn import TurnMachine
 from .client import Loudspeaker, Microphone
-from .exchange import BREATH, LEAD_IN, Exchange
+from .exchange import BREATH, LEAD_IN, Exchange, earlier
 
 SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)")
 """The end of a sentence, known when white space follows."""
@@ -44,10 +44,14 @@ SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)")
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What the detector and the silence cut out. ended: event loop time at which the silence was over."""
+    """What the detector and the silence cut out.
+
+    ended: event loop time at which the silence was over. end: where speech ended, in seconds of the microphone.
+    """
 
     samples: Samples
     ended: float
+    end: float
 
 
 def load(settings: Settings, engines: Engines, whisper: Path) -> SerialChain:
@@ -104,9 +108,8 @@ class SerialChain:
     async def answer(self, samples: Samples, *, limit: float, end: float | None = None) -> Exchange:
         """Hear an utterance (16 kHz) at the pace of speech and answer it; stages as in `Exchange`.
 
-        limit: seconds after the utterance within which a step may begin. end: seconds at which the last word
-        ends, None to find it. Cancelling stops the listening and
-        the language model; a recogniser or voice at work ends by itself, unheard.
+        limit: seconds after the utterance within which a step may begin. end: as in `exchange`. Cancelling stops
+        the listening and the language model; a recogniser or voice at work ends by itself, unheard.
         """
         last = speech_end(samples, SAMPLE_RATE) if end is None else end
         if last is None:
@@ -124,6 +127,8 @@ class SerialChain:
         early, utterance = await self._listen(microphone, spoken, clip.end + limit)
         if utterance is None:
             return Exchange(false_ends=len(early), problem="no end of speech was found in time")
+        if end is None:
+            spoken = clip.moment(earlier(last, utterance.end - LEAD_IN))
         stages["gate_open"] = round((utterance.ended - spoken) * 1000, 1)
         text = (await asyncio.to_thread(self._transcribe, utterance.samples)).strip()
         stamp("transcript_final")
@@ -187,7 +192,7 @@ class SerialChain:
                             start = action.start
                         elif isinstance(action, CommitTurn):
                             samples = np.concatenate(heard)[round(start * SAMPLE_RATE) :]
-                            turns.append(Utterance(samples, now()))
+                            turns.append(Utterance(samples, now(), action.end))
                 if turns and turns[-1].ended > spoken - BREATH:
                     return turns[:-1], turns[-1]
         return turns, None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon.benchmarks import latency, talk
-from antiphon.benchmarks.exchange import Exchange
+from antiphon.benchmarks.exchange import Exchange, earlier
 from antiphon.pipeline.errors import BadRequest
 from antiphon.pipeline.metrics import STAGES
 
@@ -121,3 +121,9 @@ def test_talk_reports_the_steps_in_the_order_in_which_they_happened() -> None:
     lost = Exchange(problem="the service heard no speech")
     assert talk.figures(lost, None)["problem"] == "the service heard no speech"
     assert talk.report(lost, None)
+
+
+def test_a_breath_after_the_last_word_is_not_speech():
+    assert earlier(3.0, 2.7) == 2.7
+    assert earlier(3.0, 3.2) == 3.0
+    assert earlier(3.0, 1.0) == 3.0, "words were missed there"
