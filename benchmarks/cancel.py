@@ -14,7 +14,7 @@ import random
 from contextlib import suppress
 from typing import Protocol
 
-from ..llm.base import ChatModel, ChatRequest, Message
+from ..llm.base import ChatModel, ChatRequest, Limits, Message
 from ..pipeline import backends
 from ..pipeline.errors import SetupError
 from ..pipeline.settings import Settings
@@ -77,7 +77,8 @@ async def _cancel_once(chat: CountingChat, kind: str, rng: random.Random, number
     prompt = f"Tell a very long story with {' '.join(rng.choices(WORDS, k=words))}."
 
     async def read() -> None:
-        async with chat.stream(ChatRequest([Message("user", prompt)], f"bench-{number}")) as deltas:
+        request = ChatRequest([Message("user", prompt)], f"bench-{number}", Limits(max_tokens=256))
+        async with chat.stream(request) as deltas:
             async for _ in deltas:
                 begun.set()
 

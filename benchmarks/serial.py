@@ -27,7 +27,7 @@ import numpy as np
 
 from ..asr.base import SAMPLE_RATE
 from ..asr.vad import FRAME, SpeechDetector, VadState
-from ..llm.base import ChatRequest, Message
+from ..llm.base import ChatRequest, Limits, Message, Sampling
 from ..pipeline.audio import Framer, speech_end
 from ..pipeline.engines import Engines, VadInput
 from ..pipeline.errors import SetupError
@@ -202,9 +202,8 @@ class SerialChain:
         self._turns += 1
         llm = self._settings.llm
         messages: Sequence[Message] = (Message("system", llm.instructions), Message("user", text))
-        request = ChatRequest(
-            messages, f"serial-{self._turns}", max_tokens=llm.max_tokens, temperature=llm.temperature
-        )
+        limits, sampling = Limits(llm.max_tokens), Sampling(llm.temperature)
+        request = ChatRequest(messages, f"serial-{self._turns}", limits, sampling)
         reply = ""
         async with self._engines.chat.stream(request) as deltas:
             async for delta in deltas:

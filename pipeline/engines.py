@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..asr.base import Transcription, Window
 from ..asr.vad import VadState
-from ..llm.base import ChatModel
+from ..llm.base import ChatModel, Embedder, TextModel
 from ..tts.base import Synthesizer
 from .worker import Worker
 
@@ -36,6 +36,7 @@ class Engines:
     """The models of a server, shared by its sessions.
 
     english, multilingual: recognisers; the second may load on first use. bucket: a window's batch bucket.
+    text: the model below the chat, where the backend offers it. embedder: where one is configured.
     """
 
     english: Worker[Window, Transcription]
@@ -44,3 +45,5 @@ class Engines:
     vad: Worker[VadInput, VadOutput]
     chat: ChatModel
     voice: Synthesizer
+    text: TextModel | None = None
+    embedder: Embedder | None = None

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 
-from ..llm.base import ChatModel, ChatRequest, Message
+from ..llm.base import ChatModel, ChatRequest, Limits, Message
 from .errors import AntiphonError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Prefill:
 
     async def _run(self, prompt: Sequence[Message]) -> None:
         try:
-            async with self._chat.stream(ChatRequest(prompt, self._owner, max_tokens=0)) as deltas:
+            async with self._chat.stream(ChatRequest(prompt, self._owner, Limits(max_tokens=0))) as deltas:
                 async for _ in deltas:
                     pass
         except AntiphonError as error:

@@ -20,7 +20,7 @@ from typing import assert_never
 
 from ..asr.streaming import Utterance
 from ..asr.vad import FRAME_SECONDS, RESUME_WITHIN, SpeechDetector
-from ..llm.base import ChatRequest, Message
+from ..llm.base import ChatRequest, Limits, Message, Sampling
 from ..tts.base import Voice
 from .conversation import Conversation, messages
 from .engines import Engines
@@ -460,11 +460,9 @@ class Session:
             if turn.transcript_at is not None:
                 trace.transcript_final = (turn.transcript_at - since) * 1000
         response = self._response(asked)
-        limit = self._settings.llm.max_tokens
-        wanted = response.max_output_tokens or limit
-        request = ChatRequest(
-            prompt, self.id, max_tokens=min(wanted, limit), temperature=self._settings.llm.temperature
-        )
+        llm = self._settings.llm
+        limits = Limits(max_tokens=min(response.max_output_tokens or llm.max_tokens, llm.max_tokens))
+        request = ChatRequest(prompt, self.id, limits, Sampling(llm.temperature))
         reply = Reply(
             revision,
             response,

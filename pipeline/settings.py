@@ -62,6 +62,50 @@ class ServerSettings(_Section):
     )
 
 
+class HttpSettings(_Section):
+    max_body_bytes: int = Field(
+        default=33_554_432, ge=1024, le=1_073_741_824, description="Largest JSON body, in bytes."
+    )
+    max_upload_bytes: int = Field(
+        default=536_870_912, ge=1024, le=1_099_511_627_776, description="Largest uploaded file, in bytes."
+    )
+    max_audio_seconds: float = Field(
+        default=14_400.0, ge=1, le=360_000, description="Longest uploaded recording, in seconds of sound."
+    )
+    max_requests: int = Field(
+        default=64, ge=1, le=10_000, description="HTTP requests for models at a time; the next is refused."
+    )
+    cors_origins: str = Field(
+        default="*", description="Origins whose browsers may call, with commas between; empty allows none."
+    )
+
+
+class AuthSettings(_Section):
+    keys: str = Field(
+        default="",
+        description="File of the API keys' hashes; empty is antiphon/keys.json in $XDG_CONFIG_HOME or ~/.config.",
+    )
+    requests_per_minute: int = Field(
+        default=0, ge=0, le=1_000_000, description="Requests a minute for each key; 0 for no limit."
+    )
+    audio_seconds_per_minute: int = Field(
+        default=0,
+        ge=0,
+        le=100_000_000,
+        description="Seconds of audio in and out, a minute for each key; 0 for no limit.",
+    )
+    sessions: int = Field(
+        default=0, ge=0, le=100_000, description="Conversations at a time for each key; 0 for no limit."
+    )
+
+    @property
+    def path(self) -> Path:
+        """The file of the API keys' hashes."""
+        if self.keys:
+            return Path(self.keys).expanduser()
+        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "antiphon" / "keys.json"
+
+
 class SessionSettings(_Section):
     max_append_bytes: int = Field(
         default=15_728_640,
@@ -132,6 +176,9 @@ class LlmSettings(_Section):
     instructions: str = Field(
         default=INSTRUCTIONS, description="System prompt of a conversation that brings none of its own."
     )
+    aliases: str = Field(
+        default="", description="Other names that clients may call the model by, with commas between."
+    )
     prefill: bool = Field(
         default=True, description="Read the prompt into the cache while the user still speaks."
     )
@@ -150,6 +197,13 @@ class TtsSettings(_Section):
         default="hibari", min_length=1, description="Voice engine, an entry point of antiphon.tts."
     )
     voice: str = Field(default="heart", min_length=1, description="Voice of a conversation that names none.")
+
+
+class EmbeddingsSettings(_Section):
+    model: str = Field(
+        default="",
+        description="Embedding model, or a path to one; empty serves none. Known: all-minilm-l6-v2.",
+    )
 
 
 class TurnSettings(_Section):
@@ -196,11 +250,14 @@ class Settings(_Section):
     """The whole tree. `Settings()` is the defaults; Settings(turn=TurnSettings(silence=0.2)) changes one."""
 
     server: ServerSettings = ServerSettings()
+    http: HttpSettings = HttpSettings()
+    auth: AuthSettings = AuthSettings()
     session: SessionSettings = SessionSettings()
     asr: AsrSettings = AsrSettings()
     vad: VadSettings = VadSettings()
     llm: LlmSettings = LlmSettings()
     tts: TtsSettings = TtsSettings()
+    embeddings: EmbeddingsSettings = EmbeddingsSettings()
     turn: TurnSettings = TurnSettings()
     output: OutputSettings = OutputSettings()
     weights: WeightsSettings = WeightsSettings()

@@ -64,7 +64,7 @@ class FakeChat:
             self.active -= 1
 
     async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
-        if request.max_tokens == 0:
+        if request.limits.max_tokens == 0:
             return
         self.requests.append(request)
         self.asked.set()

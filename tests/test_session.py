@@ -268,7 +268,7 @@ class BrokenChat(FakeChat):
     async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
         if len(request.messages) > self.longest:
             raise BadRequest("too long", code="context_length_exceeded", param="messages")
-        if self.error is not None and request.max_tokens != 0:
+        if self.error is not None and request.limits.max_tokens != 0:
             raise self.error
         async for delta in super()._deltas(request):
             yield delta
@@ -432,7 +432,7 @@ class PrefillCount(FakeChat):
     prefills = 0
 
     async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
-        self.prefills += request.max_tokens == 0
+        self.prefills += request.limits.max_tokens == 0
         async for delta in super()._deltas(request):
             yield delta
 
@@ -484,7 +484,7 @@ class FailsOnce(FakeChat):
     failures = 1
 
     async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
-        if request.max_tokens != 0 and self.failures:
+        if request.limits.max_tokens != 0 and self.failures:
             self.failures -= 1
             raise EngineFailed("busy")
         async for delta in super()._deltas(request):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..asr.base import SAMPLE_RATE, Recognizer, Transcription, Window
 from ..asr.vad import FRAME, SileroVad, VadState
-from ..llm.base import ChatModel, ChatRequest, Message
+from ..llm.base import ChatModel, ChatRequest, Limits, Message
 from ..pipeline import backends
 from ..pipeline.engines import Engines, VadInput, VadOutput
 from ..pipeline.settings import Settings
@@ -116,7 +116,7 @@ def _detector(settings: Settings, store: WeightStore) -> Callable[[Sequence[VadI
 async def _warm(chat: ChatModel, voice: Synthesizer, settings: Settings) -> None:
     """One token and one word, by way of the interfaces that sessions use."""
     prompt = [Message("system", settings.llm.instructions), Message("user", "Hello.")]
-    async with chat.stream(ChatRequest(prompt, "warm-up", max_tokens=1)) as deltas:
+    async with chat.stream(ChatRequest(prompt, "warm-up", Limits(max_tokens=1))) as deltas:
         async for _ in deltas:
             pass
     now = asyncio.get_running_loop().time()

@@ -1,0 +1,278 @@
+"""The frame of the HTTP surface: what every endpoint is made of, and nothing of any one of them.
+
+    Endpoint     a route with its models, of which both the router and the OpenAPI document are made
+    Services     what endpoints are given
+    read_json    a request body as its model, or a BadRequest that names the member
+    connected    run work only as long as the client is there
+    Stream       a body sent as it is made; an error before its first piece is still a status
+    sse          one server-sent event
+
+A client that goes away cancels what runs for it: `connected` and `Stream` watch the socket while they wait
+for the engines, and leaving an engine's context frees its slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..pipeline.engines import Engines
+from ..pipeline.errors import AntiphonError, BadRequest, EngineFailed, TooLarge
+from ..pipeline.logs import where
+from ..pipeline.metrics import Metrics
+from ..pipeline.settings import Settings
+from .models import Models
+
+log = logging.getLogger("antiphon.server")
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+Json = Mapping[str, Any]
+
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What endpoints are given. new_id: "chatcmpl" to "chatcmpl-…"; time: Unix seconds."""
+
+    settings: Settings
+    engines: Engines
+    metrics: Metrics
+    models: Models
+    new_id: Callable[[str], str]
+    time: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route.
+
+    body: the model of its JSON body. form: the model of its multipart form, where that is what it takes.
+    answer: the model of its JSON answer, or its media types. public: needs no API key.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    handler: Callable[[Request], Awaitable[Response]]
+    summary: str
+    body: type[BaseModel] | None = None
+    form: type[BaseModel] | None = None
+    answer: type[BaseModel] | tuple[str, ...] | None = None
+    public: bool = False
+
+
+def answer(body: Json | BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer. Of a model, members that were not set are left out."""
+    if isinstance(body, BaseModel):
+        body = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return Response(_dumped(body), status, headers, "application/json")
+
+
+def refused(error: AntiphonError, headers: Mapping[str, str] | None = None) -> Response:
+    """An error in OpenAI's envelope, with its status."""
+    return answer({"error": error.body()}, error.status, headers)
+
+
+# --- requests -------------------------------------------------------------------------------------------
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises TooLarge as soon as it exceeds `limit` bytes, ClientGone."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            if size > limit:
+                raise TooLarge(f"The body is larger than {limit} bytes (http.max_body_bytes).")
+            pieces.append(piece)
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    return b"".join(pieces)
+
+
+async def read_json(request: Request, model: type[Model], *, limit: int) -> Model:
+    """The body as a model. Raises BadRequest that names the member, TooLarge, ClientGone."""
+    body = await read_body(request, limit)
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(
+            "The body is not valid JSON." if body else "The body is empty; it must be JSON.",
+            code="invalid_json",
+        ) from error
+    return validated(value, model)
+
+
+def validated(value: Any, model: type[Model]) -> Model:
+    """A JSON value as a model. Raises BadRequest that names the member."""
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_type")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise refusal(error, value) from error
+    except RecursionError as error:
+        raise BadRequest("The body is nested too deeply.") from error
+
+
+def refusal(error: ValidationError, value: Any) -> BadRequest:
+    """What is wrong with a body, as OpenAI says it: the first fault, `param` its path."""
+    faults = error.errors(include_url=False, include_input=False)
+    # Of a union, every branch reports; the deepest fault is of the branch that was meant.
+    paths = [_path(fault["loc"], value) for fault in faults]
+    best = max(range(len(faults)), key=lambda i: (len(paths[i]), -i))
+    fault, param = faults[best], "".join(_joined(paths[best])) or None
+    message = fault["msg"].removeprefix("Value error, ")
+    match fault["type"]:
+        case "missing":
+            text, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
+        case "extra_forbidden":
+            text, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
+        case _:
+            said = f"Invalid value for '{param}': " if param else ""
+            text, code = f"{said}{message}.".replace("..", "."), "invalid_value"
+    return BadRequest(text, param=param, code=code)
+
+
+def _path(location: tuple[int | str, ...], value: Any) -> list[int | str]:
+    """The location without the names of union branches, which pydantic puts between."""
+    path: list[int | str] = []
+    for number, step in enumerate(location):
+        if isinstance(value, dict):
+            if step in value:
+                value = value[step]  # pyright: ignore[reportUnknownVariableType]
+                path.append(step)
+            elif number == len(location) - 1:
+                path.append(step)  # the missing one
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):  # pyright: ignore[reportUnknownArgumentType]
+            value = value[step]  # pyright: ignore[reportUnknownVariableType]
+            path.append(step)
+    return path
+
+
+def _joined(path: list[int | str]) -> list[str]:
+    return [
+        f"[{step}]" if isinstance(step, int) else f".{step}" if i else step for i, step in enumerate(path)
+    ]
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+# --- answers --------------------------------------------------------------------------------------------
+
+
+async def connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled, and awaited to its end, when the client goes away.
+
+    Only after the body is read, for it reads what the client sends next. Raises ClientGone.
+    """
+    return await _while_there(request.receive, work)
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for part in (task, gone):
+            part.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream(Response):
+    """A body that is sent as it is made.
+
+    opened: entered when the answer begins, left when it ends or the client goes. failed: from an error after
+    the first piece to the last piece, for a protocol that can say so; without it the body is cut off.
+    send_timeout: seconds in which the client must take a piece; a slower one is cut off.
+    """
+
+    def __init__(
+        self,
+        opened: AbstractAsyncContextManager[AsyncIterator[bytes]],
+        *,
+        media_type: str = EVENT_STREAM,
+        headers: Mapping[str, str] | None = None,
+        failed: Callable[[AntiphonError], bytes] | None = None,
+        send_timeout: float = 15.0,
+    ) -> None:
+        self._opened = opened
+        self._failed = failed
+        self._send_timeout = send_timeout
+        self.status_code = 200
+        self.media_type = media_type
+        self.background = None
+        self.body = b""
+        self.init_headers({**(SSE_HEADERS if media_type == EVENT_STREAM else {}), **(headers or {})})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGone):
+            await _while_there(receive, self._write(send))
+
+    async def _write(self, send: Send) -> None:
+        async with self._opened as pieces:
+            first = await anext(pieces, b"")
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                await self._piece(send, first)
+                async for piece in pieces:
+                    await self._piece(send, piece)
+            except TimeoutError:
+                log.warning("a client took nothing for %.0f s (server.send_timeout)", self._send_timeout)
+                raise ClientGone from None
+            except Exception as error:
+                if not isinstance(error, AntiphonError):
+                    log.error("a streamed answer failed: %s", where(error))
+                    error = EngineFailed("The server failed; its log has the reason.", code="internal_error")
+                if self._failed is None:
+                    raise ClientGone from error
+                await self._piece(send, self._failed(error))
+        await self._piece(send, b"", more=False)
+
+    async def _piece(self, send: Send, piece: bytes, *, more: bool = True) -> None:
+        async with asyncio.timeout(self._send_timeout):
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+def sse(data: Json | str, event: str | None = None) -> bytes:
+    """One server-sent event. data: JSON, or the text of a closing mark ("[DONE]")."""
+    head = b"" if event is None else f"event: {event}\n".encode()
+    return head + b"data: " + (data.encode() if isinstance(data, str) else _dumped(data)) + b"\n\n"
+
+
+def sse_error(error: AntiphonError) -> bytes:
+    """An error in the middle of a stream; the SDKs raise it."""
+    return sse({"error": error.body()})
+
+
+def _dumped(value: Json) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

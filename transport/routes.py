@@ -1,0 +1,12 @@
+"""Every HTTP endpoint of the service, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .http import Endpoint, Services
+
+
+def endpoints(services: Services) -> Iterator[Endpoint]:
+    """In the order of the OpenAPI document. A module that serves something has an `endpoints` of its own."""
+    yield from ()
