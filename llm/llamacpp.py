@@ -204,7 +204,7 @@ class LlamaCpp:
 
     model: a .gguf file. context: tokens of prompt and reply together, for each slot. slots: completions at
     a time, in one batch. threads: of the engine, 0 for all cores. batch: prompt tokens computed between two
-    looks for a cancel. max_tokens: the longest reply. waiting: how many requests may wait for a slot.
+    looks for a cancel. waiting: how many requests may wait for a slot.
 
     Blocks while it loads, a second or two, and holds the GIL. Raises WeightsError when the file cannot be
     loaded, SetupError when llama.cpp itself cannot.
@@ -218,10 +218,8 @@ class LlamaCpp:
         slots: int = 4,
         threads: int = 0,
         batch: int = 8,
-        max_tokens: int = 160,
         waiting: int = 32,
     ) -> None:
-        self._max_tokens = max_tokens
         self._capacity = waiting
         self._slots = Slots(slots)
         self._waiting: list[tuple[str, asyncio.Future[int]]] = []
@@ -244,7 +242,7 @@ class LlamaCpp:
         """
         slot = await self._seat(request.owner)
         loop = asyncio.get_running_loop()
-        call = _Call(loop, prefill=request.max_tokens == 0)
+        call = _Call(loop, prefill=request.limits.max_tokens == 0)
         body = self._body(request, slot)
         self._calls[call] = loop.run_in_executor(self._threads, call.run, self._running(), body)
         try:
@@ -294,12 +292,12 @@ class LlamaCpp:
         return self._engine
 
     def _body(self, request: ChatRequest, slot: int) -> dict[str, Any]:
-        limit = self._max_tokens
+        limits, sampling = request.limits, request.sampling
         body: dict[str, Any] = {
             "messages": [{"role": m.role, "content": m.content} for m in request.messages],
-            "max_tokens": limit if request.max_tokens is None else min(request.max_tokens, limit),
-            "temperature": request.temperature,
-            "top_p": request.top_p,
+            "max_tokens": -1 if limits.max_tokens is None else limits.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
             "id_slot": slot,
             "cache_prompt": True,
             "stream": True,
@@ -307,8 +305,8 @@ class LlamaCpp:
             # Chunks of progress call back, and so let a cancel in, after each batch of the prefill.
             "return_progress": True,
         }
-        if request.seed is not None:
-            body["seed"] = request.seed
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
         return body
 
     async def _seat(self, owner: str) -> int:
@@ -375,7 +373,6 @@ def load(settings: Settings, store: WeightStore) -> LlamaCpp:
         slots=llm.slots,
         threads=llm.threads,
         batch=llm.batch,
-        max_tokens=llm.max_tokens,
     )
 
 

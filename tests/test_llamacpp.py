@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from antiphon.llm import llamacpp
-from antiphon.llm.base import ChatRequest, Delta, Message
+from antiphon.llm.base import ChatRequest, Delta, Limits, Message, Sampling
 from antiphon.llm.llamacpp import Chunks, LlamaCpp, Slots, failure, load, read_metrics
 from antiphon.pipeline.errors import BadRequest, EngineFailed, Overloaded, SetupError, WeightsError
 from antiphon.pipeline.events import Usage
@@ -197,14 +197,14 @@ def engine() -> SmallEngine:
 async def small(engine: SmallEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A LlamaCpp of two slots, two more may wait."""
     monkeypatch.setattr(llamacpp, "_start", lambda *_: engine)
-    model = LlamaCpp(Path("model.gguf"), slots=2, waiting=2, max_tokens=50)
+    model = LlamaCpp(Path("model.gguf"), slots=2, waiting=2)
     yield model
     engine.go.set()
     await model.aclose()
 
 
 def asking(text: str = "Hi.", owner: str = "a", max_tokens: int | None = None, **more: Any) -> ChatRequest:
-    return ChatRequest([Message("user", text)], owner, max_tokens, **more)
+    return ChatRequest([Message("user", text)], owner, Limits(max_tokens), Sampling(**more))
 
 
 async def collect(model: LlamaCpp, request: ChatRequest) -> tuple[str, Delta]:
@@ -230,8 +230,8 @@ async def test_a_stream_joins_and_ends_with_its_usage(small: LlamaCpp, engine: S
     assert (body["seed"], body["temperature"], body["top_p"]) == (3, 0.5, 0.9)
 
 
-@pytest.mark.parametrize(("asked", "sent"), [(None, 50), (7, 7), (500, 50), (0, 0)])
-async def test_the_reply_is_no_longer_than_the_backends_limit(
+@pytest.mark.parametrize(("asked", "sent"), [(None, -1), (7, 7), (0, 0)])
+async def test_the_reply_is_no_longer_than_its_limit(
     small: LlamaCpp, engine: SmallEngine, asked: int | None, sent: int
 ) -> None:
     engine.go.set()
@@ -471,7 +471,7 @@ def path() -> Path:
 
 @pytest.fixture(scope="module")
 def model(path: Path) -> Iterator[LlamaCpp]:
-    model = LlamaCpp(path, context=1024, slots=2, batch=8, max_tokens=256)
+    model = LlamaCpp(path, context=1024, slots=2, batch=8)
     yield model
     asyncio.run(model.aclose())
 
@@ -500,7 +500,7 @@ async def idle(model: LlamaCpp) -> bool:
 
 @pytest.mark.model
 async def test_greedy_replies_repeat(model: LlamaCpp) -> None:
-    request = ChatRequest([SYSTEM, Message("user", "What is the capital of France?")], "greedy", 40)
+    request = ChatRequest([SYSTEM, Message("user", "What is the capital of France?")], "greedy", Limits(40))
     text, last = await collect(model, request)
     assert "Paris" in text
     assert last.finish_reason == "stop"
@@ -523,7 +523,7 @@ async def test_conversations_with_the_same_instructions_keep_their_prefixes(mode
     for question in ("Tell me something about {}.", "Why?", "What else about {}?"):
         for topic, history in histories.items():
             history.append(Message("user", question.format(topic)))
-            text, last = await collect(model, ChatRequest(tuple(history), topic, 8))
+            text, last = await collect(model, ChatRequest(tuple(history), topic, Limits(8)))
             history.append(Message("assistant", text))
             assert last.usage is not None
             if topic in before:
@@ -534,7 +534,7 @@ async def test_conversations_with_the_same_instructions_keep_their_prefixes(mode
 @pytest.mark.model
 async def test_words_after_a_prefill_are_all_that_is_left_to_compute(model: LlamaCpp) -> None:
     def spoken(words: str, max_tokens: int) -> ChatRequest:
-        return ChatRequest([SYSTEM, Message("user", words)], "prefill", max_tokens)
+        return ChatRequest([SYSTEM, Message("user", words)], "prefill", Limits(max_tokens))
 
     words = "I would like to know what one could see in the old town on a rainy day"
     async with model.stream(spoken(words, 0)) as stream:
@@ -581,7 +581,7 @@ async def test_leaving_at_once_frees_the_slot(model: LlamaCpp) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 async def test_cancelled_at_any_moment_the_model_goes_on(model: LlamaCpp) -> None:
-    question = ChatRequest([SYSTEM, Message("user", "What is the capital of Italy?")], "witness", 20)
+    question = ChatRequest([SYSTEM, Message("user", "What is the capital of Italy?")], "witness", Limits(20))
     expected, _ = await collect(model, question)
     rng = random.Random(5)
     for number in range(20):
