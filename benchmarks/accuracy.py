@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -167,6 +168,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
         score = Scorer()
     except ImportError as error:
         raise SetupError(f"bench asr needs {error.name}: pip install 'antiphon[bench]'") from None
+    logging.getLogger("faster_whisper").setLevel(logging.WARNING)  # a line for each file otherwise
     rows = _rows(args.audio, args.limit)
     store = WeightStore(settings.weights.root, offline=settings.weights.offline)
     folder = store.fetch(settings.asr.model)

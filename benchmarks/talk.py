@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from ..asr.formats import decode_file
 from ..pipeline.audio import write_wav
+from ..pipeline.errors import BadRequest
 from ..pipeline.settings import Settings
 from ..transport.server import running
 from .client import SAMPLE_RATE, ClientError
@@ -43,7 +45,13 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
 
 
 async def talk(settings: Settings, file: Path, server: str | None, save: Path | None, *, quiet: bool) -> int:
-    samples = await asyncio.to_thread(decode_file, file, SAMPLE_RATE)
+    if server is not None and not server.startswith(("ws://", "wss://")):
+        raise BadRequest(f"--server {server}: write it as a websocket's address, ws://HOST:PORT")
+    _writable(save)
+    try:
+        samples = await asyncio.to_thread(decode_file, file, SAMPLE_RATE)
+    except BadRequest as error:
+        raise BadRequest(f"{file}: {error.message}") from error
     async with AsyncExitStack() as stack:
         if server is None:
             say("starting the service")
@@ -58,13 +66,22 @@ async def talk(settings: Settings, file: Path, server: str | None, save: Path | 
     saved = save if len(said.sound) else None
     if saved:
         await asyncio.to_thread(write_wav, saved, said.sound, SAMPLE_RATE)
-    if not quiet:
+    if not quiet and (said.transcript or said.reply):
         print(report(said, saved))
     print(last_line(figures(said, saved)), flush=True)
     if said.problem is not None:
         say(f"no reply: {said.problem}")
         return 1
     return 0
+
+
+def _writable(save: Path | None) -> None:
+    """Raises BadRequest when the reply could not be saved there: before the question is played."""
+    if save is None:
+        return
+    place = save if save.exists() else save.parent
+    if save.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise BadRequest(f"--save {save}: it must name a file that can be written, in a folder that exists")
 
 
 def figures(said: Exchange, saved: Path | None) -> dict[str, Any]:

@@ -137,6 +137,7 @@ class AsrSettings(_Section):
     language: str = Field(
         default="en",
         pattern="^[a-z]{2,3}$",
+        examples=["en"],
         description="Language of a conversation that names none, as its ISO code.",
     )
     threads: int = Field(default=2, ge=1, le=256, description="CPU threads of the recogniser.")
@@ -324,8 +325,7 @@ class Leaf:
             return f"{kind} from {self.range[0]} to {self.range[1]}"
         if any(isinstance(rule, MinLen) for rule in self.field.metadata):
             return "text, not empty"
-        pattern = next((rule.pattern for rule in self.field.metadata if hasattr(rule, "pattern")), None)
-        return f"text like {pattern}" if pattern else "text"
+        return f"text like {json.dumps(self.field.examples[0])}" if self.field.examples else "text"
 
     def parse(self, value: Any, *, text: bool) -> Any:
         """The value as this setting's type; `text` when it comes from a source without types.
@@ -416,7 +416,9 @@ def _from_file(config: Path | None) -> Iterator[_Given]:
         return
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read as TOML: {error}") from None
     for section, table in tables.items():
         if not isinstance(table, dict) or (not table and section not in Settings.model_fields):

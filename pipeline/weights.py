@@ -31,6 +31,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Literal, Self, assert_never
@@ -49,6 +50,9 @@ _TIMEOUT = 30.0
 """Seconds without a byte after which a download has failed."""
 
 
+State = Literal["ready", "unchecked", "incomplete", "absent"]
+
+
 class SourceFailed(Exception):
     """Why a source did not give the file. `again`: another try may help."""
 
@@ -60,12 +64,12 @@ class SourceFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class Status:
     """ready: whole, and unchanged since its digest was checked. unchecked: there, to be hashed at the next
-    fetch. absent: a file is missing."""
+    fetch. incomplete: some of its files are missing. absent: all are."""
 
     name: str
     model: Model
     path: Path
-    state: Literal["ready", "unchecked", "absent"]
+    state: State
 
 
 class WeightStore:
@@ -136,13 +140,23 @@ class WeightStore:
             for name, model in self._catalog.items()
         )
 
+    def require(self, name: str, setting: str) -> None:
+        """Raises WeightsError that names the setting when `name` is neither a known model nor a path."""
+        if name not in self._catalog and not _local(name):
+            raise self._unknown(name, f'{setting} = "{name}"')
+
     def _model(self, name: str) -> Model:
         if name not in self._catalog:
-            raise WeightsError(
-                f'unknown model "{name}": known are {", ".join(self._catalog)}, '
-                "the path of a folder, and the path of a .gguf file"
-            )
+            raise self._unknown(name, f'"{name}"')
         return self._catalog[name]
+
+    def _unknown(self, name: str, said: str) -> WeightsError:
+        near = get_close_matches(name, self._catalog, n=1, cutoff=0.3)
+        return WeightsError(
+            f"{said}: no such model"
+            + (f'; the nearest is "{near[0]}"' if near else "")
+            + f"; known are {', '.join(self._catalog)}, the path of a folder, and the path of a .gguf file"
+        )
 
     def _complete(self, name: str, model: Model, folder: Path) -> None:
         """Make every file right. The caller holds the lock, so a partial or scratch found here is a dead
@@ -188,7 +202,8 @@ class WeightStore:
         """Put the file in place from the first source whose bytes have its digest."""
         path, partial = folder / file.name, folder / f".{file.name}.partial"
         failures: list[str] = []
-        log.info("model %s: fetching %s (%.0f MB)", name, file.name, file.size / 1e6)
+        size = f"{file.size / 1e6:.0f} MB" if file.size >= 1e6 else f"{file.size / 1e3:.0f} kB"
+        log.info("model %s: fetching %s (%s)", name, file.name, size)
         for source in file.sources:
             try:
                 self._attempt(source, file, partial, scratch)
@@ -387,9 +402,10 @@ def _local(name: str) -> Path | None:
 # --- stamps and locks -----------------------------------------------------------------------------------
 
 
-def _state(folder: Path, model: Model) -> Literal["ready", "unchecked", "absent"]:
-    if not all((folder / file.name).exists() for file in model.files):
-        return "absent"
+def _state(folder: Path, model: Model) -> State:
+    here = [(folder / file.name).exists() for file in model.files]
+    if not all(here):
+        return "incomplete" if any(here) else "absent"
     return "ready" if all(_stamp_matches(folder, file) for file in model.files) else "unchecked"
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jiwer
 import pytest
@@ -15,13 +16,17 @@ from antiphon.pipeline.cli import main
 from antiphon.pipeline.settings import load
 from antiphon.pipeline.weights import WeightStore
 
-pytestmark = [pytest.mark.model, pytest.mark.server, pytest.mark.slow]
+
+def real(test: Any) -> Any:
+    """Loads the models and starts the service."""
+    return pytest.mark.model(pytest.mark.server(pytest.mark.slow(test)))
 
 
 def words(text: str) -> str:
     return " ".join(re.findall(r"[a-z0-9']+", text.lower()))
 
 
+@real
 def test_a_question_is_heard_answered_and_the_answer_understood(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -40,6 +45,7 @@ def test_a_question_is_heard_answered_and_the_answer_understood(
     assert jiwer.wer(words(said["reply"]), words(heard.text)) <= 0.35, (said["reply"], heard.text)
 
 
+@real
 def test_a_recording_without_speech_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     silence = tmp_path / "silence.wav"
     silence.write_bytes(
@@ -48,3 +54,16 @@ def test_a_recording_without_speech_is_said_to_be_one(tmp_path: Path, capsys: py
     )
     assert main(["talk", str(silence), "--json"]) == 1
     assert "speech" in json.loads(capsys.readouterr().out.splitlines()[-1])["problem"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["question.wav", "--save", "nowhere/x.wav"], "--save nowhere/x.wav: it must name a file"),
+        (["NOTICE"], "NOTICE: The file is of no known kind"),
+        (["question.wav", "--server", "127.0.0.1:8080"], "ws://HOST:PORT"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(words: list[str], said: str, capsys) -> None:
+    assert main(["talk", str(DATA / words[0]), *words[1:]]) == 1
+    assert said in capsys.readouterr().err

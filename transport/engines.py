@@ -41,7 +41,13 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
     Raises SetupError for a backend or a model that cannot be had.
     """
     store = WeightStore(settings.weights.root, offline=settings.weights.offline)
+    _known(settings, store)
     async with AsyncExitStack() as stack:
+        # The voice first: it loads at once, and a wrong tts.voice is known before anything is fetched.
+        voice: Synthesizer = await _load(
+            settings.tts.backend, lambda: backends.load("tts", settings.tts.backend)(settings, store)
+        )
+        _close_with(stack, voice)
 
         async def recognizer(name: str) -> tuple[Worker[Window, Transcription], Recognizer]:
             named = settings.model_copy(update={"asr": settings.asr.model_copy(update={"model": name})})
@@ -58,10 +64,6 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
             settings.llm.model, lambda: backends.load("llm", settings.llm.backend)(settings, store)
         )
         _close_with(stack, chat)
-        voice: Synthesizer = await _load(
-            settings.tts.backend, lambda: backends.load("tts", settings.tts.backend)(settings, store)
-        )
-        _close_with(stack, voice)
         await _warm(chat, voice, settings)
 
         others: list[Worker[Window, Transcription]] = []
@@ -76,6 +78,16 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
             return others[0]
 
         yield Engines(english, multilingual, getattr(model, "bucket", _one_bucket), detector, chat, voice)
+
+
+def _known(settings: Settings, store: WeightStore) -> None:
+    """Raises WeightsError for a model of our own backends that does not exist, before any is fetched."""
+    store.require(settings.vad.model, "vad.model")
+    if settings.asr.backend == "ctranslate2":
+        store.require(settings.asr.model, "asr.model")
+        store.require(settings.asr.multilingual_model, "asr.multilingual_model")
+    if settings.llm.backend == "llamacpp":
+        store.require(settings.llm.model, "llm.model")
 
 
 async def _load(name: str, load: Callable[[], Model]) -> Model:
