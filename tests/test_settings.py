@@ -81,7 +81,7 @@ def test_an_integer_will_do_for_a_number() -> None:
         ("vad.prefix_padding=0.1", "must be a number from 0.3 to 3; the nearest is 0.3"),
         ("log.level=warn", 'must be "debug" or "info" or "warning" or "error"; the nearest is "warning"'),
         ("llm.prefill=maybe", "must be true or false"),
-        ("asr.language=English", "must be text like "en""),
+        ("asr.language=English", 'must be text like "en"'),
         ("tts.voice=", "must be text, not empty"),
     ],
 )
