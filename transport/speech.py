@@ -297,5 +297,5 @@ async def _spoken_at_all(
 def usage(text: str, seconds: float) -> Mapping[str, Any]:
     """OpenAI's usage object of `seconds` of speech."""
     read = math.ceil(len(text) / CHARACTERS_PER_TOKEN)
-    spoken = math.ceil(seconds * TOKENS_PER_SECOND)
+    spoken = round(seconds * TOKENS_PER_SECOND)
     return {"input_tokens": read, "output_tokens": spoken, "total_tokens": read + spoken}
