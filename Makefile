@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIO ?= $(firstword $(wildcard ../shared/speech/speech-en) tests/data)
 
-.PHONY: setup talk test check bench serve clean
+.PHONY: setup clients talk test check bench serve clean
 
 setup: .venv/.installed
 
@@ -17,6 +17,21 @@ setup: .venv/.installed
 	  { echo "libgomp.so.1 is missing (llama.cpp needs it); on Debian: sudo apt install libgomp1" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# The clients that tests/clients runs; without them those tests are skipped. instructor wants an older openai
+# than the others, and openai for Node is npm's, where there is npm.
+clients: .venv/.clients .venv-clients/.installed
+
+.venv/.clients: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,clients]'
+	@touch $@
+
+.venv-clients/.installed: Makefile
+	$(PYTHON) -m venv .venv-clients/instructor
+	.venv-clients/instructor/bin/python -m pip install --quiet --disable-pip-version-check instructor==1.17.0
+	if command -v npm >/dev/null; then \
+	  npm install --silent --no-audit --no-fund --prefix .venv-clients/node openai@7.59.0; fi
 	@touch $@
 
 talk: setup
@@ -39,5 +54,5 @@ serve: setup
 	$(BIN)/antiphon serve
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis reply.wav
+	rm -rf .venv .venv-clients build dist *.egg-info .pytest_cache .ruff_cache .hypothesis reply.wav
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
