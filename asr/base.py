@@ -46,6 +46,7 @@ class Segment:
 class Transcription:
     """What a window says. text is empty for silence, noise and music.
 
+    withheld: the scores of a partial were too bad to show what it said; the next decode may do.
     avg_logprob: mean log probability of the tokens, at most 0. no_speech_prob and compression_ratio as
     Whisper defines them.
     """
@@ -57,6 +58,7 @@ class Transcription:
     no_speech_prob: float = 0.0
     compression_ratio: float = 1.0
     tokens: tuple[int, ...] = field(default=(), repr=False)
+    withheld: bool = False
 
 
 class Recognizer(Protocol):

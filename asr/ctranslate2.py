@@ -153,7 +153,7 @@ class Whisper:
             return attempt.transcription
         if not window.final:
             # Not worth a second look: the next partial, or the final, is near. What was agreed stands.
-            return replace(attempt.transcription, text=window.prefix, segments=())
+            return replace(attempt.transcription, text=window.prefix, segments=(), withheld=True)
         tried = [attempt]
         for beam in (1, 5):
             if tried[-1].sound:

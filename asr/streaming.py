@@ -93,13 +93,14 @@ class Utterance:
 
     def accept(self, window: Window, transcription: Transcription) -> None:
         """Take a window's text. One that began before audio was dropped, or ends earlier than another whose
-        text is known, is ignored. Raises ValueError for a window that was not given out here.
+        text is known, is ignored, and so is a withheld one. Raises ValueError for a window that was not given
+        out here.
         """
         entry = self._given.pop(id(window), None)
         if entry is None:
             raise ValueError("this window is not one of this utterance's, or was accepted before")
         begin, end, all_there_was = entry
-        if begin != self._begin or end < self._accepted:
+        if transcription.withheld or begin != self._begin or end < self._accepted:
             return
         self._accepted = end
         self._unforced = 0 if window.prefix else end

@@ -6,6 +6,7 @@ is bounded: beyond `max_items` a client adds nothing until it deletes some. What
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ class Conversation:
         self.max_items = max_items
         self._items: dict[str, Item] = {}
         self._spoken: dict[str, tuple[Spoken, ...]] = {}
+        self._sent: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -83,13 +85,31 @@ class Conversation:
         self.get(item_id)
         del self._items[item_id]
         self._spoken.pop(item_id, None)
+        self._sent.pop(item_id, None)
 
-    def update(self, item: Item, spoken: Iterable[Spoken] = ()) -> None:
-        """Replace an item by its id; a deleted one stays deleted. `spoken`: when each part of it is heard."""
+    def update(self, item: Item, spoken: Iterable[Spoken] = (), *, sent: float = math.inf) -> None:
+        """Replace an item by its id; a deleted one stays deleted.
+
+        spoken: when each part of it is heard. sent: seconds of that which left, when it was cut short.
+        """
         if item.id in self._items:
             self._items[item.id] = item
             if spoken := tuple(spoken):
                 self._spoken[item.id] = spoken
+                self._sent[item.id] = min(sent, spoken[-1].end)
+
+    def truncatable(self, item_id: str, content_index: int = 0) -> Item:
+        """The item, if its audio can be truncated. Raises NotFound, and BadRequest for one without audio."""
+        item = self.get(item_id)
+        if item.role != "assistant" or not item.parts or item.parts[0].kind != "output_audio":
+            raise BadRequest(
+                "only the agent's audio can be truncated", param="item_id", code="not_truncatable"
+            )
+        if content_index != 0:
+            raise BadRequest(
+                "the agent's audio is content_index 0", param="content_index", code="invalid_value"
+            )
+        return item
 
     def truncate(self, item_id: str, audio_end: float) -> float:
         """Keep of an agent's item what its first `audio_end` seconds of audio say; returns the seconds kept.
@@ -97,13 +117,9 @@ class Conversation:
         More than was produced is clamped; cutting twice keeps the shorter. Raises NotFound, and BadRequest for
         an item that has no audio.
         """
-        item = self.get(item_id)
-        if item.role != "assistant" or not item.parts or item.parts[0].kind != "output_audio":
-            raise BadRequest(
-                "only the agent's audio can be truncated", param="item_id", code="not_truncatable"
-            )
+        item = self.truncatable(item_id)
         spoken = self._spoken.get(item_id, ())
-        audio_end = min(audio_end, spoken[-1].end if spoken else 0.0)
+        audio_end = self._sent[item_id] = min(audio_end, self._sent.get(item_id, 0.0))
         text = heard(spoken, audio_end)
         self._items[item_id] = replace(item, parts=(replace(item.parts[0], text=text),))
         self._spoken[item_id] = tuple(

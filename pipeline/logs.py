@@ -45,3 +45,5 @@ def configure(settings: LogSettings) -> None:
         else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    # At debug level it writes the frames of a socket, with what was said in them.
+    logging.getLogger("websockets").setLevel(logging.NOTSET if settings.transcripts else logging.INFO)

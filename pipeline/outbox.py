@@ -28,6 +28,7 @@ class Outbox:
         self._entries: deque[Output] = deque()
         self._audio = 0
         self._closed = False
+        self._flushed: deque[str] = deque(maxlen=8)
         self._wake: set[asyncio.Future[None]] = set()
 
     def put(self, output: Output) -> None:
@@ -40,15 +41,16 @@ class Outbox:
         self._notify()
 
     async def put_audio(self, output: OutputAudio) -> None:
-        """Add audio, waiting for room. Cancelling adds nothing."""
+        """Add audio, waiting for room. Cancelling adds nothing, nor does a flush while it waits."""
         while self._audio >= self.max_audio and not self._closed:
             await self._wait()
-        if not self._closed:
+        if not self._closed and output.response_id not in self._flushed:
             self._audio += 1
             self.put(output)
 
     def flush(self, response_id: str) -> float:
-        """Drop a response's audio that has not left; returns its seconds."""
+        """Drop a response's audio that has not left, and what still comes; returns the seconds dropped."""
+        self._flushed.append(response_id)
         dropped = [e for e in self._entries if isinstance(e, OutputAudio) and e.response_id == response_id]
         if dropped:
             gone = set(map(id, dropped))

@@ -109,6 +109,8 @@ class Reply:
         self._sounds: asyncio.Queue[_Sound | None] = asyncio.Queue(8)
         self._playback = Playback()
         self._spoken: list[Spoken] = []
+        self._sent: float | None = None
+        """Seconds of audio that left for the client, where it is less than what was put into the outbox."""
         self._text = ""
         self._usage: Usage | None = None
         self._cut_short = False
@@ -144,8 +146,8 @@ class Reply:
         if self.task is not None:
             self.task.cancel()
         if self.released:
-            heard = self._playback.position(self._now())
-            self._outbox.flush(self.response.id)
+            self._sent = self._playback.sent - self._outbox.flush(self.response.id)
+            heard = min(self._playback.position(self._now()), self._sent)
             self._finish(
                 "cancelled", reason="turn_detected" if reason == "turn_detected" else "client_cancelled"
             )
@@ -171,7 +173,7 @@ class Reply:
         except* Exception as failures:
             log.error("a reply failed: %s", where(failures))
             error = EngineFailed("the reply could not be made; the server's log has the reason")
-        if error is not None and not self.released:
+        if error is not None and not self.released and not self.closed:
             self.closed = True
             self._ended(self)
         if not self.closed:
@@ -252,6 +254,9 @@ class Reply:
                 self._spoken.append(Spoken(sound.text, self._playback.sent, self._playback.sent))
             if sound.samples is None:
                 continue
+            # A clause ends where its sound will, not where sending has come to: words are placed over all of it.
+            end = self._playback.sent + len(sound.samples) / rate
+            self._spoken[-1] = replace(self._spoken[-1], end=end)
             for at in range(0, len(sound.samples), size):
                 await self._send(sound.samples[at : at + size], rate)
 
@@ -264,7 +269,6 @@ class Reply:
         await self._outbox.put_audio(OutputAudio(self.response.id, self._item.id, piece, rate, start))
         self._stamp("first_audio_sent")
         self._playback.add(self._now(), len(piece) / rate)
-        self._spoken[-1] = replace(self._spoken[-1], end=self._playback.sent)
 
     # --- what the client is told ------------------------------------------------------------------------
 
@@ -283,14 +287,15 @@ class Reply:
         """Close the response for the client and the conversation. Only after `release`, and once."""
         self.closed = True
         usage = self._usage or Usage()
-        usage = replace(usage, output_audio_tokens=round(self._playback.sent * AUDIO_TOKENS_PER_SECOND))
+        sent = self._playback.sent if self._sent is None else self._sent
+        usage = replace(usage, output_audio_tokens=round(sent * AUDIO_TOKENS_PER_SECOND))
         self._item = replace(
             self._item,
             status="completed" if status == "completed" else "incomplete",
             parts=(replace(self._item.parts[0], text=self._text),),
         )
         if self.response.in_conversation:
-            self._conversation.update(self._item, self._spoken)
+            self._conversation.update(self._item, self._spoken, sent=sent)
         self._outbox.put(
             OutputDone(self.response.id, self._item, self._previous, self.response.in_conversation)
         )

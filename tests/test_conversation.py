@@ -103,3 +103,14 @@ def test_a_deleted_item_stays_deleted(spoken: Conversation):
     spoken.delete("a")
     spoken.update(agent("a", "late"))
     assert len(spoken) == 0
+
+
+def test_what_never_left_is_not_counted_as_heard(spoken: Conversation):
+    spoken.update(spoken.get("a"), [Spoken("One two three. Four five six.", 0.0, 2.0)], sent=0.9)
+    assert spoken.truncate("a", 5.0) == 0.9
+    assert text_of(spoken) == "One two"
+
+
+def test_content_other_than_the_audio_is_not_truncated(spoken: Conversation):
+    with pytest.raises(BadRequest, match="content_index 0"):
+        spoken.truncatable("a", 1)

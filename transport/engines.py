@@ -66,16 +66,30 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
         _close_with(stack, chat)
         await _warm(chat, voice, settings)
 
-        others: list[Worker[Window, Transcription]] = []
-        loading = asyncio.Lock()
-        if settings.asr.multilingual_model == settings.asr.model:
-            others.append(english)
+        async def other() -> Worker[Window, Transcription]:
+            if settings.asr.multilingual_model == settings.asr.model:
+                return english
+            return (await recognizer(settings.asr.multilingual_model))[0]
+
+        loading: list[asyncio.Task[Worker[Window, Transcription]]] = []
 
         async def multilingual() -> Worker[Window, Transcription]:
-            async with loading:
-                if not others:
-                    others.append((await recognizer(settings.asr.multilingual_model))[0])
-            return others[0]
+            # One task for all who ask: a caller that is cancelled leaves it loading for the next.
+            if not loading:
+                loading.append(asyncio.create_task(other(), name="load-multilingual"))
+            task = loading[0]
+            try:
+                return await asyncio.shield(task)
+            except Exception:
+                if task in loading:
+                    loading.remove(task)
+                raise
+
+        async def settle() -> None:
+            for task in loading:
+                await asyncio.wait([task])  # a thread that loads cannot be stopped
+
+        stack.push_async_callback(settle)
 
         yield Engines(english, multilingual, getattr(model, "bucket", _one_bucket), detector, chat, voice)
 

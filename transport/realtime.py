@@ -120,7 +120,11 @@ class RealtimeCodec:
         try:
             document = _document(message)
             given = document.get("event_id")
-            event_id = given if isinstance(given, str) else None
+            event_id = given if isinstance(given, str) and _sendable(given) else None
+            if isinstance(message, str) and SURROGATE.search(message) and not _sendable(document):
+                raise BadRequest(
+                    "The message is not valid JSON: it holds half a surrogate pair.", code="invalid_json"
+                )
             return self._commands(schema.parse_event(document))
         except BadRequest as error:
             return Failed(error, event_id)
@@ -397,13 +401,20 @@ def _document(message: str | bytes) -> Json:
         raise BadRequest("Binary frames have no meaning here; send JSON as text.", code="binary_frame")
     try:
         document = json.loads(message, parse_constant=_no_constant)
-        if SURROGATE.search(message):
-            json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The message is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(document, dict):
         raise BadRequest("The message must be a JSON object.", code="invalid_json")
     return cast("Json", document)
+
+
+def _sendable(value: Json | str) -> bool:
+    """Whether it can be sent back: half a surrogate pair cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_constant(name: str) -> None:
