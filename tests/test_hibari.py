@@ -121,6 +121,15 @@ async def test_speed_changes_the_length(voice: Hibari) -> None:
 
 
 @pytest.mark.model
+async def test_beyond_what_the_model_can_do_the_length_is_still_right(voice: Hibari) -> None:
+    text = "The quick brown fox jumps over the lazy dog, and then it went home to sleep for a while."
+    [usual] = await say(voice, text)
+    for speed in (1.5, 2.0, 3.0, 4.0):
+        [quick] = await say(voice, text, Voice("heart", speed))
+        assert abs(len(quick) * speed / len(usual) - 1) < 0.08, speed
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("text", ["", "  \n", "...", "😀", "你好。", "\ud800"])
 async def test_nothing_to_say_gives_nothing(voice: Hibari, text: str) -> None:
     assert await say(voice, text) == []
