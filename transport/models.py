@@ -18,7 +18,7 @@ ALIASES: Mapping[str, Kind] = {
     **dict.fromkeys(
         ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-transcribe"), "transcription"
     ),
-    **dict.fromkeys(("tts-1", "tts-1-hd", "gpt-4o-mini-tts"), "speech"),
+    **dict.fromkeys(("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15"), "speech"),
     **dict.fromkeys(
         ("text-embedding-3-small", "text-embedding-3-large", "text-embedding-ada-002"), "embedding"
     ),

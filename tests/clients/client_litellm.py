@@ -11,6 +11,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it downloads its pri
 
 import litellm
 
+litellm.suppress_debug_info = True
+
 MODEL = checking.chat_model()
 HERE = {"api_base": BASE_URL, "api_key": KEY, "timeout": 100, "max_retries": 0}
 CHAT = {**HERE, "model": f"openai/{MODEL}", "temperature": 0, "seed": 1, "max_tokens": 24}
