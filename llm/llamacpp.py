@@ -1,7 +1,7 @@
 """llama.cpp in this process, through xllamacpp: streaming, prefix reuse, cancels that free the slot.
 
     event loop         stream: Slots ----> _Call <--- call_soon_threadsafe ---.
-    a thread a slot                          '--> handle_chat_completions --> push: True cancels
+    a thread a slot                          '--> Engine.complete --> push: True cancels
     engine's thread                               batches over all slots; a cancel is seen between two
 
 A conversation's next prompt begins with its last one and the reply, and llama.cpp computes only what is new
@@ -14,26 +14,35 @@ out of a slot goes to the engine's cache in RAM and comes back from there.
 The engine cannot be interrupted within a batch, and has begun the next one when it hears of a cancel: a
 prefill runs on for up to two batches of `llm.batch` tokens, a reply for up to two tokens. Nothing here
 writes prompts to the log, nor the engine's messages, which may quote them.
+
+Conversations are rendered here (templates), and what the engine samples is read here (reading): it is given
+a prompt, and a grammar where the reply has a form (grammars), and nothing else to interpret.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
-import os
-import shutil
-import sys
-import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ..pipeline.errors import AntiphonError, BadRequest, EngineFailed, Overloaded, SetupError, WeightsError
-from ..pipeline.events import Usage
-from .base import ChatRequest, Delta
+from ..pipeline.errors import AntiphonError, BadRequest, EngineFailed, Overloaded
+from . import thinking, tools
+from .base import ChatRequest, Delta, Limits, Sampling, TextRequest, ToolUse
+from .chunks import Chunk, Chunks, Finished
+from .engine import Engine, Server, cores, read_metrics
+from .grammars import Guard, Thoughts, grammar
+from .reading import Reading
+from .slots import Slots
+from .templates import ChatTemplate
+from .thinking import ThinkingSplitter
+from .tools import ToolParser
 
 if TYPE_CHECKING:
     from ..pipeline.settings import Settings
@@ -41,102 +50,72 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CACHE_RAM_MIB = 256
-"""Prompts pushed out of their slots are kept in so much memory, oldest out first. The default model takes
-12 KiB a token, so this holds some 20,000 tokens."""
 FREE_TIMEOUT = 5.0
 """Seconds to wait for the engine to let go of a cancelled request before that is logged as an error."""
 POLL = 0.002
 """Seconds between two looks at the engine's own count."""
 
-Chunk = Mapping[str, Any]
-Push = Callable[[Chunk | Sequence[Chunk]], bool]
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the engine is to do, and how its answer is read. param: what the prompt came from."""
 
-class Engine(Protocol):
-    """What is used of xllamacpp.Server, which carries no types. Both calls block, without the GIL."""
+    prompt: str | Sequence[int]
+    limits: Limits
+    sampling: Sampling
+    reading: Reading
+    grammar: str | None = None
+    guard: Guard | None = None
+    param: str = "messages"
 
-    def handle_chat_completions(self, body: dict[str, Any], push: Push, /) -> None: ...
-    def handle_metrics(self) -> str: ...
-
-
-class Chunks:
-    """From the engine's chat.completion.chunk objects, pushed in order, to deltas. Pure; one a completion.
-
-    Progress of the prefill and roles give nothing. The reason to finish comes before the usage, in a chunk
-    of its own; it is kept back, so the last delta has both. Raises the error that a chunk reports.
-    """
-
-    def __init__(self) -> None:
-        self._finish_reason: Literal["stop", "length"] = "stop"
-        self.finished = False
-
-    def push(self, chunk: Chunk) -> Delta | None:
-        if (error := chunk.get("error")) is not None:
-            raise failure(error)
-        if (usage := chunk.get("usage")) is not None:
-            self.finished = True
-            details: Chunk = usage["prompt_tokens_details"]
-            counts = Usage(usage["prompt_tokens"], details["cached_tokens"], usage["completion_tokens"])
-            return Delta("", self._finish_reason, counts)
-        for choice in chunk.get("choices", ()):
-            if (reason := choice.get("finish_reason")) is not None:
-                self._finish_reason = "length" if reason == "length" else "stop"
-            if text := choice["delta"].get("content"):
-                return Delta(text)
-        return None
-
-
-def failure(error: Mapping[str, Any]) -> AntiphonError:
-    """The engine's error object as ours."""
-    if error.get("type") == "exceed_context_size_error":
-        return BadRequest(
-            f"the messages have {error['n_prompt_tokens']} tokens; "
-            f"the language model's context (llm.context) holds {error['n_ctx']}",
-            code="context_length_exceeded",
-            param="messages",
-        )
-    return EngineFailed(f"the language model failed: {error.get('type', 'no reason given')}")
-
-
-class Slots:
-    """Which of the engine's slots an owner computes in. Pure."""
-
-    def __init__(self, count: int) -> None:
-        self._free = list(range(count))
-        """The one left longest ago first."""
-        self._owners: dict[int, str] = {}
-        """Of each slot, who has it or had it last."""
-        self._seated: set[str] = set()
-
-    def take(self, owner: str) -> int | None:
-        """The slot the owner had last, else the one left longest ago. None while the owner has a slot, or
-        none is free."""
-        if owner in self._seated or not self._free:
-            return None
-        slot = next((slot for slot in self._free if self._owners.get(slot) == owner), self._free[0])
-        self._free.remove(slot)
-        self._owners[slot] = owner
-        self._seated.add(owner)
-        return slot
-
-    def give(self, slot: int) -> None:
-        self._seated.remove(self._owners[slot])
-        self._free.append(slot)
+    def body(self, slot: int, context: int) -> dict[str, Any]:
+        limits, sampling = self.limits, self.sampling
+        body: dict[str, Any] = {
+            "prompt": self.prompt,
+            "max_tokens": -1 if limits.max_tokens is None else limits.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repeat_penalty": sampling.repetition_penalty,
+            "repeat_last_n": context,  # all of it: a penalty looks at 64 tokens otherwise
+            "id_slot": slot,
+            "cache_prompt": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            # Chunks of progress call back, and so let a cancel in, after each batch of the prefill.
+            "return_progress": True,
+            # Marks that are control tokens of a model would have no text otherwise.
+            "preserved_tokens": [thinking.OPEN, thinking.CLOSE, tools.OPEN, tools.CLOSE],
+            # Where the engine may be stopped here, only this tells how much it did.
+            "timings_per_token": self.reading.may_end,
+        }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if sampling.logit_bias:
+            body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
+        if limits.logprobs is not None:
+            body["n_probs"] = max(1, limits.logprobs)
+        if self.grammar is not None:
+            body["grammar"] = self.grammar
+        return body
 
 
 class _Call(AsyncIterator[Delta]):
     """One completion, between the engine's thread, which pushes, and the event loop, which iterates.
 
     The queue between them never makes the engine's thread wait, so a slow reader cannot hold a slot: it is
-    bounded by max_tokens, a delta each. None in it is the end.
+    bounded by the context, a delta a token. None in it is the end.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, prefill: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
         self._loop = loop
-        self._prefill = prefill
-        self._chunks = Chunks()
+        self._job = job
+        self._chunks = Chunks(top=job.limits.logprobs or 0, param=job.param)
         self._deltas: asyncio.Queue[Delta | AntiphonError | None] = asyncio.Queue()
+        self._whole = False
         self._ended = False
         self.cancelled = False
 
@@ -151,28 +130,53 @@ class _Call(AsyncIterator[Delta]):
         """The engine's callback; True cancels. The engine swallows what it raises, so it raises nothing."""
         try:
             for chunk in [chunks] if isinstance(chunks, Mapping) else chunks:
-                delta = self._chunks.push(chunk)
-                if delta is not None and not self._prefill:
-                    self._hand_over(delta)
+                if not self._whole:
+                    self._read(chunk)
         except AntiphonError as error:
-            self._hand_over(error)
+            self._fail(error)
             return True
         except Exception as error:
             log.error("llama.cpp sent a chunk that cannot be read: %s", type(error).__name__)
-            self._hand_over(EngineFailed("the language model sent what cannot be read"))
+            self._fail(EngineFailed("the language model sent what cannot be read"))
             return True
-        return self.cancelled
+        return self.cancelled or (self._whole and not self.finished)
+
+    def _read(self, chunk: Chunk) -> None:
+        reading, guard = self._job.reading, self._job.guard
+        match self._chunks.push(chunk):
+            case None:
+                return
+            case Finished(reason, usage):
+                if guard is not None and reason == "stop":
+                    guard.finish()
+                delta = reading.finish(reason, usage)
+                self._whole = True
+            case sampled:
+                if guard is not None:
+                    guard.push(sampled.text)
+                delta = reading.push(sampled.text, sampled.logprobs)
+                if reading.over:
+                    if delta is not None:
+                        self._hand_over(delta)
+                    delta = reading.finish("stop", self._chunks.usage)
+                    self._whole = True
+        if delta is not None and self._job.limits.max_tokens != 0:
+            self._hand_over(delta)
 
     def run(self, engine: Engine, body: dict[str, Any]) -> None:
         """Blocks until the engine is done with the request, or was told to drop it. Raises nothing."""
         try:
             if not self.cancelled:
-                engine.handle_chat_completions(body, self.push)
+                engine.complete(body, self.push)
         except Exception as error:
             log.error("llama.cpp raised %s", type(error).__name__)
-        if not self.finished:
-            self._hand_over(EngineFailed("the language model stopped before its end"))
+        if not self._whole:
+            self._fail(EngineFailed("the language model stopped before its end"))
         self._hand_over(None)
+
+    def _fail(self, error: AntiphonError) -> None:
+        self._whole = True
+        self._hand_over(error)
 
     def _hand_over(self, item: Delta | AntiphonError | None) -> None:
         try:
@@ -200,7 +204,7 @@ class _Call(AsyncIterator[Delta]):
 
 
 class LlamaCpp:
-    """A ChatModel in this process.
+    """A ChatModel and TextModel in this process.
 
     model: a .gguf file. context: tokens of prompt and reply together, for each slot. slots: completions at
     a time, in one batch. threads: of the engine, 0 for all cores. batch: prompt tokens computed between two
@@ -225,7 +229,15 @@ class LlamaCpp:
         self._waiting: list[tuple[str, asyncio.Future[int]]] = []
         self._calls: dict[_Call, asyncio.Future[None]] = {}
         self._closing = asyncio.Lock()
-        self._engine: Engine | None = _start(model, context, slots, threads or _cores(), batch)
+        engine = _start(model, context, slots, threads or cores(), batch)
+        self._engine: Engine | None = engine
+        properties = engine.ask("GET", "/props")
+        self._bos, eos = properties["bos_token"], properties["eos_token"]
+        # Models that begin every text with a token of their own get it once, from the engine.
+        self._begins = engine.ask("POST", "/tokenize", {"content": "", "add_special": True})["tokens"] != []
+        self._template = ChatTemplate(properties["chat_template"], bos=self._bos, eos=eos, now=datetime.now)
+        self.vocabulary: int = engine.ask("GET", "/v1/models")["data"][0]["meta"]["n_vocab"]
+        self.context = context
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="antiphon-llamacpp")
         self._monitor = ThreadPoolExecutor(1, thread_name_prefix="antiphon-llamacpp-monitor")
 
@@ -237,25 +249,60 @@ class LlamaCpp:
         trace. Leaving, also by cancellation, tells the engine to drop the request and waits until it has,
         however often it is cancelled: two batches or tokens, at most FREE_TIMEOUT.
 
-        Entering raises Overloaded when too many wait; iterating raises BadRequest (context_length_exceeded)
-        when the messages do not fit the context, EngineFailed otherwise.
+        Entering raises BadRequest for what cannot be rendered or held to, Overloaded when too many wait;
+        iterating raises BadRequest (context_length_exceeded) when the messages do not fit the context,
+        EngineFailed otherwise.
         """
-        slot = await self._seat(request.owner)
-        loop = asyncio.get_running_loop()
-        call = _Call(loop, prefill=request.limits.max_tokens == 0)
-        body = self._body(request, slot)
-        self._calls[call] = loop.run_in_executor(self._threads, call.run, self._running(), body)
-        try:
+        prompt = self._rendered(request)
+        limits, use = request.limits, request.tools
+        thoughts = self._thoughts(prompt)
+        form, guard = await self._guarded(limits, use, thoughts)
+        parser = None
+        if use.tools and use.mode != "none":
+            bare = use.mode == "auto" and limits.schema is None
+            names = [tool.name for tool in use.tools]
+            parser = ToolParser(names, new_id=_call_id, bare=bare, parallel=use.parallel)
+        splitter = None if thoughts == "none" else ThinkingSplitter(inside=thoughts == "begun")
+        reading = Reading(limits.stop, thinking=splitter, tools=parser)
+        job = _Job(prompt, limits, request.sampling, reading, form, guard)
+        async with self._run(job, request.owner) as call:
             yield call
-        finally:
-            await _to_the_end(self._free(call, slot))
+
+    @asynccontextmanager
+    async def complete(self, request: TextRequest) -> AsyncGenerator[AsyncIterator[Delta]]:
+        """As stream, for a prompt as it stands; an empty one begins a text."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt = _whole(prompt or self._bos, "prompt")
+        elif not prompt or not all(0 <= token < self.vocabulary for token in prompt):
+            raise BadRequest(f"A prompt's tokens are 1 or more, 0 to {self.vocabulary - 1}.", param="prompt")
+        form, guard = await self._guarded(request.limits, ToolUse(), "none")
+        reading = Reading(request.limits.stop)
+        job = _Job(prompt, request.limits, request.sampling, reading, form, guard, "prompt")
+        async with self._run(job, request.owner) as call:
+            yield call
+
+    async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """special: read the names of special tokens, `<|im_end|>`, as these."""
+        body = {"content": _whole(text, "prompt"), "add_special": False, "parse_special": special}
+        return (await self._ask("/tokenize", body))["tokens"]
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """Raises BadRequest for an id that the model does not have."""
+        if not all(0 <= token < self.vocabulary for token in tokens):
+            raise BadRequest(f"Tokens are 0 to {self.vocabulary - 1}.", param="tokens")
+        return (await self._ask("/detokenize", {"tokens": list(tokens)}))["content"]
+
+    async def render(self, request: ChatRequest) -> str:
+        """The prompt that the model's chat template makes of the messages. Raises BadRequest."""
+        return self._rendered(request)
 
     async def counters(self) -> dict[str, float]:
         """What the engine counts (requests_processing, n_decode_total, ...), asked through its own queue."""
         if self._engine is None:
             return {}
         loop = asyncio.get_running_loop()
-        return read_metrics(await loop.run_in_executor(self._monitor, self._engine.handle_metrics))
+        return read_metrics(await loop.run_in_executor(self._monitor, self._engine.metrics))
 
     async def busy(self) -> int:
         """How many requests the engine computes or holds back, by its own count; 0 when closed."""
@@ -291,23 +338,49 @@ class LlamaCpp:
             raise _closed()
         return self._engine
 
-    def _body(self, request: ChatRequest, slot: int) -> dict[str, Any]:
-        limits, sampling = request.limits, request.sampling
-        body: dict[str, Any] = {
-            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
-            "max_tokens": -1 if limits.max_tokens is None else limits.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "id_slot": slot,
-            "cache_prompt": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            # Chunks of progress call back, and so let a cancel in, after each batch of the prefill.
-            "return_progress": True,
-        }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
-        return body
+    def _rendered(self, request: ChatRequest) -> str:
+        shown = request.tools.tools if request.tools.mode != "none" else ()
+        prompt = self._template.render(request.messages, shown, request.template)
+        if self._begins:
+            prompt = prompt.removeprefix(self._bos)
+        return _whole(prompt, "messages")
+
+    def _thoughts(self, prompt: str) -> Thoughts:
+        """Whether the reply to a rendered prompt begins with thoughts."""
+        end = prompt.rstrip()
+        if not self._template.thinks or end.endswith(thinking.CLOSE):
+            return "none"
+        return "begun" if end.endswith(thinking.OPEN) else "possible"
+
+    async def _guarded(
+        self, limits: Limits, use: ToolUse, thoughts: Thoughts
+    ) -> tuple[str | None, Guard | None]:
+        """The grammar of a reply and who sees to it, compiled on a thread. Raises BadRequest."""
+        if limits.max_tokens == 0 or (limits.schema is None and not use.tools):
+            return None, None
+
+        def compiled() -> tuple[str | None, Guard | None]:
+            form = grammar(limits.schema, use, thoughts)
+            return form, None if form is None else Guard(form)
+
+        return await asyncio.to_thread(compiled)
+
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+        engine = self._running()
+        return await asyncio.get_running_loop().run_in_executor(self._monitor, engine.ask, "POST", path, body)
+
+    @asynccontextmanager
+    async def _run(self, job: _Job, owner: str) -> AsyncGenerator[_Call]:
+        slot = await self._seat(owner)
+        loop = asyncio.get_running_loop()
+        call = _Call(loop, job)
+        self._calls[call] = loop.run_in_executor(
+            self._threads, call.run, self._running(), job.body(slot, self.context)
+        )
+        try:
+            yield call
+        finally:
+            await _to_the_end(self._free(call, slot))
 
     async def _seat(self, owner: str) -> int:
         """A slot for this owner, in order of asking among those who could sit."""
@@ -376,14 +449,25 @@ def load(settings: Settings, store: WeightStore) -> LlamaCpp:
     )
 
 
-def read_metrics(exposition: str) -> dict[str, float]:
-    """Prometheus' text format, llamacpp's samples without labels: by name, the prefix taken off."""
-    samples = (line.rpartition(" ") for line in exposition.splitlines() if line.startswith("llamacpp:"))
-    return {name.removeprefix("llamacpp:"): float(value) for name, _, value in samples}
+def _start(model: Path, context: int, slots: int, threads: int, batch: int) -> Engine:
+    return Server(model, context=context, slots=slots, threads=threads, batch=batch)
 
 
 def _closed() -> EngineFailed:
     return EngineFailed("the language model is shut down")
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _whole(text: str, param: str) -> str:
+    """Raises BadRequest for a text that has half a character, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest("The text holds half of a surrogate pair.", param=param) from error
+    return text
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
@@ -398,64 +482,3 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
     if cancelled is not None:
         raise cancelled
     task.result()
-
-
-def _start(model: Path, context: int, slots: int, threads: int, batch: int) -> Engine:
-    xllamacpp = _import_engine()
-    params: Any = xllamacpp.CommonParams()
-    params.model.path = str(model)
-    params.n_ctx = context * slots
-    params.n_parallel = slots
-    params.n_batch = params.n_ubatch = batch
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.use_jinja = True
-    params.endpoint_metrics = True
-    params.verbosity = -1
-    params.cache_ram_mib = CACHE_RAM_MIB
-    # No similarity exceeds 1, so who comes to a slot always has its contents saved, and looks for its own.
-    params.slot_prompt_similarity = 1.0
-    params.cache_idle_slots = False
-    # The engine insists on listening for HTTP. A socket in a folder of our own is out of others' reach, and
-    # out of everyone's as soon as it has no name any more.
-    params.n_threads_http = 1
-    folder = tempfile.mkdtemp(prefix="antiphon-")
-    params.hostnames = [str(Path(folder) / "engine.sock")]
-    try:
-        return xllamacpp.Server(params)
-    except RuntimeError as error:
-        raise WeightsError(
-            f"llama.cpp cannot load {model} (llm.model): it must be a whole .gguf file of a chat model, "
-            f"with memory for {context * slots} tokens (llm.context x llm.slots)"
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _import_engine() -> Any:
-    """xllamacpp, whose OpenMP threads must sleep while they wait.
-
-    By default they spin: two threads beside other work on two cores then give 0.5 to 2.6 tokens/s, against
-    14 to 17. OpenMP reads its policy once, when it is loaded.
-    """
-    unset = "OMP_WAIT_POLICY" not in os.environ
-    policy = os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if policy.lower() != "passive" or (unset and _mapped("libgomp.so.1")):
-        log.warning("OpenMP's threads will spin: set OMP_WAIT_POLICY=passive before the process starts")
-    try:
-        return importlib.import_module("xllamacpp")
-    except ImportError as error:
-        raise SetupError(
-            f"llama.cpp cannot be loaded: {error}; it needs the system's OpenMP library, "
-            "on Debian and Ubuntu the package libgomp1"
-        ) from error
-
-
-def _mapped(library: str) -> bool:
-    if sys.platform != "linux":
-        return False
-    with open("/proc/self/maps") as maps:
-        return any(line.rstrip().endswith(f"/{library}") for line in maps)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -20,6 +20,8 @@ LAYERS = {
             *("pipeline.turn", "pipeline.scheduler", "pipeline.conversation", "pipeline.playback"),
             *("pipeline.catalog", "asr.vad", "asr.streaming", "tts.text", "tts.spoken", "tts.numbers"),
             *("transport.realtime", "transport.schema", "transport.objects", "transport.session_object"),
+            *("llm.templates", "llm.stops", "llm.thinking", "llm.tools", "llm.reading", "llm.structured"),
+            *("llm.grammars", "llm.chunks", "llm.slots"),
         ),
         LOGIC,
     ),

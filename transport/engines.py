@@ -91,7 +91,9 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
 
         stack.push_async_callback(settle)
 
-        yield Engines(english, multilingual, getattr(model, "bucket", _one_bucket), detector, chat, voice)
+        text: Any = chat if hasattr(chat, "tokenize") else None
+        bucket = getattr(model, "bucket", _one_bucket)
+        yield Engines(english, multilingual, bucket, detector, chat, voice, text=text)
 
 
 def _known(settings: Settings, store: WeightStore) -> None:
