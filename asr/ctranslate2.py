@@ -6,11 +6,15 @@ its own length plus a margin, rounded up to a bucket (windows of one bucket make
 the end of the audio is where the text is cut; a cap on tokens by duration; and a second look: a final window
 whose scores are bad is decoded again at 30 s, then with a beam. docs/decisions/0002 has the numbers.
 
+A window of a recording (one with a `Reading`) has a beam from the start and, where scores stay bad, tokens
+drawn at rising temperatures; it may have a prompt, be translated, and have its words and tokens aligned.
+
 Text that silence, noise and music bring forth is rejected here: a transcription of them is empty.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections import defaultdict
@@ -25,8 +29,9 @@ import tokenizers
 
 from ..pipeline.errors import BadRequest, EngineFailed
 from ..pipeline.settings import Settings
-from .base import Segment, Transcription, Window
+from .base import Segment, Token, Transcription, Window
 from .features import FRAMES_PER_SECOND, HOP, LogMel, Mel
+from .words import Timed, words
 
 _ct2: Any = ctranslate2  # its types are unknown
 
@@ -39,6 +44,8 @@ MARGIN = 200
 SHORTEST = 300
 """Frames of the shortest bucket. Far above the one that CTranslate2 misreads: encoder output of n_mels
 positions (160 frames of 80 mels, 256 of 128) passes for raw features there."""
+MIN_PROBABILITY = 1e-30
+"""Of a token: its logarithm must be a number."""
 TAIL = 0.6
 """A segment that closes within these seconds of the audio's end is the last one."""
 TIMESTAMP = 0.02
@@ -64,6 +71,28 @@ HALLUCINATIONS = {
 it too, so it is dropped only when the scores are low."""
 
 
+LONGEST_PROMPT = 223
+"""Tokens of text before a window that the model has room for."""
+MOST_TOKENS = 224
+"""That a window may have."""
+TOTAL_TOKENS = 448
+"""That a window may have, with what comes before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One way to decode. full: with the encoder at 30 s, not at the window's bucket."""
+
+    full: bool = False
+    beam: int = 1
+    temperature: float = 0.0
+
+
+TURN = (_Step(), _Step(full=True), _Step(full=True, beam=5))
+"""How a turn's window is decoded: each step where the one before gave nothing to trust."""
+RECORDING = (_Step(beam=5), _Step(full=True, beam=5), *(_Step(True, 1, t) for t in (0.2, 0.4, 0.6, 0.8, 1.0)))
+"""How a recording's is."""
+
 COUNTING = re.compile(r"1( \d)+")
 """What a plucked instrument sounds like to it."""
 
@@ -75,6 +104,8 @@ class _Vocabulary:
     end: int
     start: int
     transcribe: int
+    translate: int
+    before: int
     first_timestamp: int
 
     @classmethod
@@ -89,6 +120,8 @@ class _Vocabulary:
             id_of("<|endoftext|>"),
             id_of("<|startoftranscript|>"),
             id_of("<|transcribe|>"),
+            id_of("<|translate|>"),
+            id_of("<|startofprev|>"),
             id_of("<|notimestamps|>") + 1,
         )
 
@@ -133,16 +166,16 @@ class Whisper:
         Raises BadRequest for a window above 30 s or a language that the model does not know.
         """
         results: dict[int, Transcription] = {}
-        groups: defaultdict[int, list[int]] = defaultdict(list)
+        groups: defaultdict[tuple[int, _Step], list[int]] = defaultdict(list)
         for i, window in enumerate(windows):
             if window.seconds > 30.0:
                 raise BadRequest(f"a window holds at most 30 s of audio, not {window.seconds:.1f} s")
             if _silent(window):
                 results[i] = Transcription("", language=window.language or "en", no_speech_prob=1.0)
             else:
-                groups[self.bucket(window)].append(i)
-        for frames, members in groups.items():
-            attempts = self._attempt([windows[i] for i in members], frames)
+                groups[self.bucket(window), _steps(window)[0]].append(i)
+        for (frames, step), members in groups.items():
+            attempts = self._attempt([windows[i] for i in members], frames, step)
             for i, attempt in zip(members, attempts, strict=True):
                 results[i] = self._settle(windows[i], attempt)
         return [results[i] for i in range(len(windows))]
@@ -155,10 +188,10 @@ class Whisper:
             # Not worth a second look: the next partial, or the final, is near. What was agreed stands.
             return replace(attempt.transcription, text=window.prefix, segments=(), withheld=True)
         tried = [attempt]
-        for beam in (1, 5):
+        for step in _steps(window)[1:]:
             if tried[-1].sound:
                 break
-            tried += self._attempt([window], FULL, beam=beam)
+            tried += self._attempt([window], FULL, step)
         if tried[-1].sound:
             return tried[-1].transcription
         best = max(
@@ -169,19 +202,15 @@ class Whisper:
             return replace(best, text="", segments=())  # a loop in every attempt: nobody said it
         return best
 
-    def _attempt(self, windows: Sequence[Window], frames: int, *, beam: int = 1) -> list[_Attempt]:
+    def _attempt(self, windows: Sequence[Window], frames: int, step: _Step) -> list[_Attempt]:
         encoded = self._encode([self._mel(window.samples) for window in windows], frames)
         languages = self._languages(windows, encoded)
         prompts = [self._prompt(w, language) for w, language in zip(windows, languages, strict=True)]
         longest = max(_most_tokens(w) for w in windows)
         if len({len(prompt) for prompt in prompts}) > 1:
             # CTranslate2 wants prompts of one length in a batch.
-            rows = np.asarray(encoded.to_device(_ct2.Device.cpu))
-            singles: list[Any] = [
-                _ct2.StorageView.from_array(rows[i : i + 1].copy()) for i in range(len(rows))
-            ]
             jobs: list[tuple[Any, list[list[int]]]] = [
-                (one, [prompt]) for one, prompt in zip(singles, prompts, strict=True)
+                (one, [prompt]) for one, prompt in zip(_rows(encoded), prompts, strict=True)
             ]
         else:
             jobs = [(encoded, prompts)]
@@ -190,16 +219,27 @@ class Whisper:
             generated += self._model.generate(
                 features,
                 batch,
-                beam_size=beam,
+                beam_size=step.beam,
                 # CTranslate2 stops at half of max_length, forced tokens included.
-                max_length=min(448, 2 * (longest + max(map(len, batch)))),
+                max_length=min(TOTAL_TOKENS, 2 * (longest + max(map(len, batch)))),
                 return_scores=True,
                 return_no_speech_prob=True,
+                **(
+                    {"sampling_topk": 0, "sampling_temperature": step.temperature} if step.temperature else {}
+                ),
             )
-        return [
-            self._read(window, language, prompt, result, longest)
+        attempts = [
+            self._read(window, language, prompt, result, longest, step.temperature)
             for window, language, prompt, result in zip(windows, languages, prompts, generated, strict=True)
         ]
+        if any(window.reading and window.reading.align for window in windows):
+            attempts = [
+                self._aligned(window, prompt, row, attempt)
+                for window, prompt, row, attempt in zip(
+                    windows, prompts, _rows(encoded), attempts, strict=True
+                )
+            ]
+        return attempts
 
     def _encode(self, mels: Sequence[Mel], frames: int) -> Any:
         padded = np.empty((len(mels), self._mel.n_mels, frames), np.float32)
@@ -211,6 +251,8 @@ class Whisper:
 
     def _languages(self, windows: Sequence[Window], encoded: Any) -> list[str]:
         if not self.multilingual:
+            for window in windows:
+                self._english_only(window)
             return ["en"] * len(windows)
         for window in windows:
             if window.language and self._tokenizer.token_to_id(f"<|{window.language}|>") is None:
@@ -219,25 +261,54 @@ class Whisper:
                 )
         if all(window.language for window in windows):
             return [window.language or "en" for window in windows]
-        detected = [best[0][0].strip("<|>") for best in self._model.detect_language(encoded)]
-        return [window.language or found for window, found in zip(windows, detected, strict=True)]
+        detected = [[name.strip("<|>") for name, _ in best] for best in self._model.detect_language(encoded)]
+        return [
+            window.language or next((code for code in best if code in _candidates(window)), best[0])
+            for window, best in zip(windows, detected, strict=True)
+        ]
+
+    def _english_only(self, window: Window) -> None:
+        """Raises BadRequest for a reading that a model of English alone cannot do."""
+        if window.reading is None:
+            return
+        if window.reading.task == "translate":
+            raise BadRequest("this model knows English alone, and cannot translate", param="model")
+        if window.language not in (None, "en"):
+            raise BadRequest(
+                f"this model knows English alone, and not the language {window.language!r}", param="language"
+            )
 
     def _prompt(self, window: Window, language: str) -> list[int]:
-        prompt = [self._ids.start]
+        reading = window.reading
+        prompt: list[int] = []
+        if reading and reading.prompt.strip():
+            before = self._tokenizer.encode(" " + reading.prompt.strip(), add_special_tokens=False).ids
+            prompt += [self._ids.before, *before[-LONGEST_PROMPT:]]
+        prompt += [self._ids.start]
         if self.multilingual:
-            prompt += [self._tokenizer.token_to_id(f"<|{language}|>") or 0, self._ids.transcribe]
+            translate = reading is not None and reading.task == "translate"
+            task = self._ids.translate if translate else self._ids.transcribe
+            prompt += [self._tokenizer.token_to_id(f"<|{language}|>") or 0, task]
         if window.prefix:
             words = self._tokenizer.encode(" " + window.prefix.strip(), add_special_tokens=False).ids
             prompt += [self._ids.first_timestamp, *words]
         return prompt
 
     def _read(
-        self, window: Window, language: str, prompt: Sequence[int], result: Any, longest: int
+        self,
+        window: Window,
+        language: str,
+        prompt: Sequence[int],
+        result: Any,
+        longest: int,
+        temperature: float = 0.0,
     ) -> _Attempt:
         ids: list[int] = list(result.sequences_ids[0])
         segments = self._segments(ids, window.seconds)
         text = " ".join(segment.text for segment in segments)
         raw = text.encode()
+        room = min(MOST_TOKENS, TOTAL_TOKENS - len(prompt), longest)
+        unclosed = len(ids) >= room and ids[-1] < self._ids.first_timestamp
         found = Transcription(
             text,
             segments,
@@ -246,8 +317,9 @@ class Whisper:
             float(result.no_speech_prob),
             len(raw) / len(zlib.compress(raw)) if raw else 1.0,
             tuple(ids),
+            unfinished=unclosed,
+            temperature=temperature,
         )
-        unclosed = len(ids) >= min(224, longest) and ids[-1] < self._ids.first_timestamp
         sound = (
             not unclosed and found.avg_logprob >= MIN_LOGPROB and found.compression_ratio <= MAX_COMPRESSION
         )
@@ -258,21 +330,51 @@ class Whisper:
     def _segments(self, ids: Sequence[int], seconds: float) -> tuple[Segment, ...]:
         """Text between timestamp tokens, up to the segment that closes at the audio's end."""
         segments: list[Segment] = []
-        start, words = 0.0, list[int]()
+        start, said, opened = 0.0, list[int](), ()
         for token in (*ids, self._ids.first_timestamp + round(seconds / TIMESTAMP)):
             if token < self._ids.first_timestamp:
                 if token < self._ids.end:
-                    words.append(token)
+                    said.append(token)
                 continue
             at = (token - self._ids.first_timestamp) * TIMESTAMP
-            text = self._tokenizer.decode(words).strip()
+            text = self._tokenizer.decode(said).strip()
             if text:
                 end = min(max(at, start), seconds)
-                segments.append(Segment(min(start, end), end, text))
+                segments.append(Segment(min(start, end), end, text, (*opened, *said, token)))
                 if at >= seconds - TAIL:
                     break
-            start, words = at, []
+            start, said, opened = at, [], (token,)
         return tuple(segments)
+
+    def _aligned(self, window: Window, prompt: Sequence[int], row: Any, attempt: _Attempt) -> _Attempt:
+        """With the words and tokens of its segments, where the window's reading asks for them."""
+        found = attempt.transcription
+        texts = [[i for i in segment.ids if i < self._ids.end] for segment in found.segments]
+        ids = [i for text in texts for i in text]
+        if not ids or window.reading is None or not window.reading.align:
+            return attempt
+        start = list(prompt[prompt.index(self._ids.start) :])
+        [result] = self._model.align(row, start, [ids], max(1, round(window.seconds * FRAMES_PER_SECOND)))
+        # The path goes through every token; the token after the last one is the text's end.
+        begins: dict[int, float] = {}
+        for token, frame in result.alignments:
+            begins.setdefault(token, frame * TIMESTAMP)
+        edges = [min(begins.get(i, window.seconds), window.seconds) for i in range(len(ids) + 1)]
+        pieces = [_bytes_of(self._tokenizer.id_to_token(i)) for i in ids]
+        scores = [math.log(max(p, MIN_PROBABILITY)) for p in result.text_token_probs]
+        segments: list[Segment] = []
+        at = 0
+        for segment, text in zip(found.segments, texts, strict=True):
+            here = range(at, at + len(text))
+            at += len(text)
+            segments.append(
+                replace(
+                    segment,
+                    words=words([Timed(pieces[i], edges[i], edges[i + 1]) for i in here]),
+                    tokens=tuple(Token(pieces[i], scores[i]) for i in here),
+                )
+            )
+        return replace(attempt, transcription=replace(found, segments=tuple(segments)))
 
 
 def hollow(found: Transcription) -> bool:
@@ -291,6 +393,40 @@ def hollow(found: Transcription) -> bool:
 def _silent(window: Window) -> bool:
     """No energy at all, or a constant."""
     return len(window.samples) == 0 or float(np.std(window.samples)) < FLOOR
+
+
+def _steps(window: Window) -> tuple[_Step, ...]:
+    if window.reading is None:
+        return TURN
+    if window.reading.temperature:
+        return (_Step(temperature=window.reading.temperature),)
+    return RECORDING
+
+
+def _candidates(window: Window) -> tuple[str, ...]:
+    return window.reading.languages if window.reading else ()
+
+
+def _rows(encoded: Any) -> list[Any]:
+    """A batch's encodings one by one."""
+    rows = np.asarray(encoded.to_device(_ct2.Device.cpu))
+    if len(rows) == 1:
+        return [encoded]
+    return [_ct2.StorageView.from_array(rows[i : i + 1].copy()) for i in range(len(rows))]
+
+
+def _byte_letters() -> dict[str, int]:
+    """How a byte-level vocabulary writes bytes: printable ones as themselves, others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()
+
+
+def _bytes_of(token: str | None) -> bytes:
+    return bytes(_BYTES[letter] for letter in token or "" if letter in _BYTES)
 
 
 def _most_tokens(window: Window) -> int:
