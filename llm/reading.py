@@ -40,6 +40,7 @@ class Reading:
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[CallDelta] = []
+        self._called = False
 
     @property
     def may_end(self) -> bool:
@@ -81,7 +82,7 @@ class Reading:
             if self._tools:
                 self._parse(self._tools.finish())
             self._flush()
-        if reason == "stop" and self._tools and self._tools.calls:
+        if reason == "stop" and self._called:
             reason = "tool_calls"
         return self._delta(self._certain(everything=not self.cut), reason, usage)
 
@@ -107,6 +108,7 @@ class Reading:
             self._told += piece.size
             if piece.call:
                 self._calls.append(piece.call)
+                self._called = True
 
     def _flush(self) -> None:
         """Text ends here, so what may have been the beginning of a stop string is none."""
