@@ -2,8 +2,12 @@
 
     AntiphonError               status  type                    when
     ├─ BadRequest               400     invalid_request_error   the client sent what cannot be done
+    │  ├─ Unauthorized          401     invalid_request_error   no key, or one that is not known
     │  ├─ NotFound              404     invalid_request_error   no such model, item, route
+    │  ├─ NotAllowed            405     invalid_request_error   the route does not take this method
+    │  ├─ TooSlow               408     invalid_request_error   the body did not come
     │  └─ TooLarge              413     invalid_request_error   over a stated limit
+    ├─ RateLimited              429     rate_limit_error        a key has used up what it may
     ├─ Overloaded               503     server_error            a bounded queue or the session limit is full
     ├─ EngineFailed             500     server_error            a model failed on valid input
     └─ SetupError               -       -                       the operator's: settings, weights, backends
@@ -16,6 +20,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -39,10 +44,22 @@ class AntiphonError(Exception):
         """OpenAI's error object; all four members are always there."""
         return {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
 
+    def headers(self) -> Mapping[str, str]:
+        """What an HTTP answer that says it has besides the status."""
+        return {}
+
 
 class BadRequest(AntiphonError):
     status = 400
     type = "invalid_request_error"
+
+
+class Unauthorized(BadRequest):
+    status = 401
+    code = "invalid_api_key"
+
+    def headers(self) -> Mapping[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
 
 
 class NotFound(BadRequest):
@@ -50,9 +67,43 @@ class NotFound(BadRequest):
     code = "not_found"
 
 
+class NotAllowed(BadRequest):
+    """`allow`: the methods that the route takes."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+    def headers(self) -> Mapping[str, str]:
+        return {"Allow": self.allow}
+
+
+class TooSlow(BadRequest):
+    status = 408
+    code = "request_timeout"
+
+
 class TooLarge(BadRequest):
     status = 413
     code = "too_large"
+
+
+class RateLimited(AntiphonError):
+    """`retry_after` is in seconds, at least 1."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = max(1, retry_after)
+
+    def headers(self) -> Mapping[str, str]:
+        return {"Retry-After": str(self.retry_after)}
 
 
 class Overloaded(AntiphonError):
@@ -64,6 +115,10 @@ class Overloaded(AntiphonError):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = max(1, retry_after)
+
+    def headers(self) -> Mapping[str, str]:
+        # Nothing was begun, so asking again does nothing twice.
+        return {"Retry-After": str(self.retry_after), "X-Should-Retry": "true"}
 
 
 class EngineFailed(AntiphonError):

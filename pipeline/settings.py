@@ -75,6 +75,9 @@ class HttpSettings(_Section):
     max_requests: int = Field(
         default=64, ge=1, le=10_000, description="HTTP requests for models at a time; the next is refused."
     )
+    read_timeout: float = Field(
+        default=30.0, ge=1, le=600, description="Seconds that the next piece of a request's body may take."
+    )
     cors_origins: str = Field(
         default="*", description="Origins whose browsers may call, with commas between; empty allows none."
     )

@@ -3,9 +3,11 @@
     Endpoint     a route with its models, of which both the router and the OpenAPI document are made
     Services     what endpoints are given
     read_json    a request body as its model, or a BadRequest that names the member
+    read_query   the same of what stands behind the "?"
     connected    run work only as long as the client is there
     Stream       a body sent as it is made; an error before its first piece is still a status
     sse          one server-sent event
+    spend_audio  count sound against what the client's key may use
 
 A client that goes away cancels what runs for it: `connected` and `Stream` watch the socket while they wait
 for the engines, and leaving an engine's context frees its slot.
@@ -16,12 +18,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -31,7 +36,9 @@ from ..pipeline.errors import AntiphonError, BadRequest, EngineFailed, TooLarge
 from ..pipeline.logs import where
 from ..pipeline.metrics import Metrics
 from ..pipeline.settings import Settings
+from .auth import Client, EphemeralSecrets
 from .models import Models
+from .session_object import Offer
 
 log = logging.getLogger("antiphon.server")
 
@@ -42,6 +49,18 @@ Json = Mapping[str, Any]
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
+LONG_BODY = 2**17
+"""Bytes; a longer body is parsed on a thread, so that nobody else waits for it."""
+
+DEEPEST = 128
+"""Objects and arrays within each other; no request needs a tenth of it."""
+
+LONGEST_NAME, LONGEST_SAID = 100, 1000
+"""Characters of a client's own words in an error: of a member's name, of the whole message."""
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a character, as JSON escapes it; alone it is no text, and nothing further in could take it."""
+
 
 class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
@@ -49,7 +68,11 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What endpoints are given. new_id: "chatcmpl" to "chatcmpl-…"; time: Unix seconds."""
+    """What endpoints are given.
+
+    new_id: "chatcmpl" to "chatcmpl_…"; time: Unix seconds. draining: the server is about to stop.
+    offer: what a Realtime session is given. secrets: the ephemeral ones that are good.
+    """
 
     settings: Settings
     engines: Engines
@@ -57,12 +80,16 @@ class Services:
     models: Models
     new_id: Callable[[str], str]
     time: Callable[[], float]
+    draining: Callable[[], bool] = lambda: False
+    offer: Offer | None = None
+    secrets: EphemeralSecrets = field(default_factory=EphemeralSecrets)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One route.
 
+    path: as Starlette's, `{id}` a segment, `{id:path}` the rest. query: the model of its query.
     body: the model of its JSON body. form: the model of its multipart form, where that is what it takes.
     answer: the model of its JSON answer, or its media types. public: needs no API key.
     """
@@ -75,6 +102,7 @@ class Endpoint:
     form: type[BaseModel] | None = None
     answer: type[BaseModel] | tuple[str, ...] | None = None
     public: bool = False
+    query: type[BaseModel] | None = None
 
 
 def answer(body: Json | BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -86,7 +114,23 @@ def answer(body: Json | BaseModel, status: int = 200, headers: Mapping[str, str]
 
 def refused(error: AntiphonError, headers: Mapping[str, str] | None = None) -> Response:
     """An error in OpenAI's envelope, with its status."""
-    return answer({"error": error.body()}, error.status, headers)
+    return answer({"error": error.body()}, error.status, {**error.headers(), **(headers or {})})
+
+
+CLIENT = "antiphon.client"
+"""Where a request's scope has its Client."""
+
+
+def client_of(request: Request) -> Client:
+    """Who asks. A request that passed no gate, as in a test of one endpoint, has none: KeyError."""
+    return request.scope[CLIENT]
+
+
+def spend_audio(request: Request, seconds: float) -> None:
+    """Count sound that a request heard or spoke. Raises RateLimited when its key has used up what it may."""
+    client: Client | None = request.scope.get(CLIENT)
+    if client is not None:
+        client.spend_audio(seconds)
 
 
 # --- requests -------------------------------------------------------------------------------------------
@@ -110,14 +154,43 @@ async def read_body(request: Request, limit: int) -> bytes:
 async def read_json(request: Request, model: type[Model], *, limit: int) -> Model:
     """The body as a model. Raises BadRequest that names the member, TooLarge, ClientGone."""
     body = await read_body(request, limit)
+    if len(body) > LONG_BODY:
+        return await asyncio.to_thread(_parsed, body, model)
+    return _parsed(body, model)
+
+
+def _parsed(body: bytes, model: type[Model]) -> Model:
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BadRequest(
             "The body is not valid JSON." if body else "The body is empty; it must be JSON.",
             code="invalid_json",
         ) from error
+    if body.count(b"[") + body.count(b"{") > DEEPEST and _deeper(value, DEEPEST):
+        raise BadRequest(
+            f"The body is nested too deeply: at most {DEEPEST} levels are read.", code="invalid_json"
+        )
+    if SURROGATE.search(body) and not _sendable(value):
+        raise BadRequest("The body is not valid JSON: it holds half a surrogate pair.", code="invalid_json")
     return validated(value, model)
+
+
+def read_query(request: Request, model: type[Model]) -> Model:
+    """The query as a model, of text: its fields are read from strings. `name[]` is `name`, and a list.
+
+    Raises BadRequest that names the parameter.
+    """
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name.endswith("[]"):
+            given.setdefault(name.removesuffix("[]"), []).append(value)
+        else:
+            given[name] = value
+    try:
+        return model.model_validate(given, strict=False)
+    except ValidationError as error:
+        raise refusal(error, given) from error
 
 
 def validated(value: Any, model: type[Model]) -> Model:
@@ -136,45 +209,98 @@ def refusal(error: ValidationError, value: Any) -> BadRequest:
     """What is wrong with a body, as OpenAI says it: the first fault, `param` its path."""
     faults = error.errors(include_url=False, include_input=False)
     # Of a union, every branch reports; the deepest fault is of the branch that was meant.
-    paths = [_path(fault["loc"], value) for fault in faults]
+    paths = [_path(fault, value) for fault in faults]
     best = max(range(len(faults)), key=lambda i: (len(paths[i]), -i))
     fault, param = faults[best], "".join(_joined(paths[best])) or None
-    message = fault["msg"].removeprefix("Value error, ")
     match fault["type"]:
         case "missing":
             text, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
+        case "union_tag_not_found":
+            text, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
         case "extra_forbidden":
             text, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
-        case _:
+        case kind:
             said = f"Invalid value for '{param}': " if param else ""
-            text, code = f"{said}{message}.".replace("..", "."), "invalid_value"
-    return BadRequest(text, param=param, code=code)
+            text = f"{said}{_in_json(fault)}.".replace("..", ".")
+            code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return BadRequest(text[:LONGEST_SAID], param=param, code=code)
 
 
-def _path(location: tuple[int | str, ...], value: Any) -> list[int | str]:
-    """The location without the names of union branches, which pydantic puts between."""
+def _in_json(fault: ErrorDetails) -> str:
+    """A fault's message in the words of JSON instead of Python's."""
+    match fault["type"]:
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return "Input should be an object"
+        case "list_type" | "tuple_type":
+            return "Input should be an array"
+        case _:
+            return fault["msg"].removeprefix("Value error, ")
+
+
+def _path(fault: ErrorDetails, value: Any) -> list[int | str]:
+    """Where a fault is, without the names of union branches, which pydantic puts between."""
     path: list[int | str] = []
-    for number, step in enumerate(location):
+    steps = fault["loc"]
+    for number, step in enumerate(steps):
         if isinstance(value, dict):
-            if step in value:
-                value = value[step]  # pyright: ignore[reportUnknownVariableType]
+            members = cast("dict[int | str, Any]", value)
+            if step in members:
+                value = members[step]
                 path.append(step)
-            elif number == len(location) - 1:
-                path.append(step)  # the missing one
-        elif isinstance(value, list) and isinstance(step, int) and step < len(value):  # pyright: ignore[reportUnknownArgumentType]
-            value = value[step]  # pyright: ignore[reportUnknownVariableType]
-            path.append(step)
+            elif number == len(steps) - 1 and fault["type"] == "missing":
+                path.append(step)
+        elif isinstance(value, list) and isinstance(step, int):
+            entries = cast("list[Any]", value)
+            if step < len(entries):
+                value = entries[step]
+                path.append(step)
+    if fault["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        path.append(str(fault.get("ctx", {}).get("discriminator", "type")).strip("'"))
     return path
 
 
 def _joined(path: list[int | str]) -> list[str]:
     return [
-        f"[{step}]" if isinstance(step, int) else f".{step}" if i else step for i, step in enumerate(path)
+        f"[{step}]" if isinstance(step, int) else "." * (i > 0) + step[:LONGEST_NAME]
+        for i, step in enumerate(path)
     ]
 
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Some container lies within `levels` others. Level by level, for a recursion could be too deep itself."""
+    layer: list[Any] = [value]
+    for _ in range(levels + 1):
+        layer = [inner for outer in layer for inner in _within(outer)]
+    return bool(layer)
+
+
+def _within(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return cast("dict[str, Any]", value).values()
+        case list():
+            return cast("list[Any]", value)
+        case _:
+            return ()
+
+
+def _sendable(value: Any) -> bool:
+    try:
+        _dumped(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # --- answers --------------------------------------------------------------------------------------------
@@ -246,9 +372,8 @@ class Stream(Response):
                 await self._piece(send, first)
                 async for piece in pieces:
                     await self._piece(send, piece)
-            except TimeoutError:
-                log.warning("a client took nothing for %.0f s (server.send_timeout)", self._send_timeout)
-                raise ClientGone from None
+            except ClientGone:
+                raise
             except Exception as error:
                 if not isinstance(error, AntiphonError):
                     log.error("a streamed answer failed: %s", where(error))
@@ -259,8 +384,13 @@ class Stream(Response):
         await self._piece(send, b"", more=False)
 
     async def _piece(self, send: Send, piece: bytes, *, more: bool = True) -> None:
-        async with asyncio.timeout(self._send_timeout):
-            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        """Raises ClientGone when the client takes nothing for send_timeout."""
+        try:
+            async with asyncio.timeout(self._send_timeout):
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+        except TimeoutError as error:
+            log.warning("a client took nothing for %.0f s (server.send_timeout)", self._send_timeout)
+            raise ClientGone from error
 
 
 def sse(data: Json | str, event: str | None = None) -> bytes:

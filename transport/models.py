@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..pipeline.errors import BadRequest, NotFound
+from ..pipeline.settings import Settings
 
 Kind = Literal["chat", "transcription", "speech", "embedding"]
 
@@ -39,6 +40,26 @@ class Models:
     def __init__(self, served: tuple[Served, ...], aliases: Mapping[str, Kind] = ALIASES) -> None:
         self.served = served
         self._aliases = aliases
+
+    @classmethod
+    def of(cls, settings: Settings) -> Models:
+        """The models that the settings name, and the names that `llm.aliases` adds."""
+        # For files the larger recogniser comes first: it is what OpenAI's names mean.
+        names: list[tuple[str, Kind]] = [
+            (settings.llm.model, "chat"),
+            (settings.asr.multilingual_model, "transcription"),
+            (settings.asr.model, "transcription"),
+            (settings.tts.backend, "speech"),
+            (settings.embeddings.model, "embedding"),
+        ]
+        served = tuple(Served(name, kind) for name, kind in dict.fromkeys(names) if name)
+        own = (name.strip() for name in settings.llm.aliases.split(","))
+        return cls(served, {**ALIASES, **dict.fromkeys(filter(None, own), "chat")})
+
+    def listed(self) -> list[str]:
+        """Every name to offer: the models', and those that only this server knows."""
+        own = [name for name in self._aliases if name not in ALIASES]
+        return list(dict.fromkeys([*(served.id for served in self.served), *own]))
 
     def resolve(self, name: str, kind: Kind) -> str:
         """The id of the model that a request means.

@@ -84,7 +84,8 @@ class _Reply:
 class RealtimeCodec:
     """The wire side of one session.
 
-    model: as named in the URL, None if it was not. new_id: `new_id("event")` gives a fresh "event_…".
+    model: as named in the URL, None if it was not. begun: what the session begins with, if not the defaults
+    and that model. new_id: `new_id("event")` gives a fresh "event_…".
     expires_at: when the session will end, in Unix seconds, for the client to read.
     """
 
@@ -96,13 +97,14 @@ class RealtimeCodec:
         new_id: Callable[[str], str],
         model: str | None = None,
         expires_at: int | None = None,
+        begun: SessionObject | None = None,
     ) -> None:
         self._offer = offer
         self._new_id = new_id
         self._conversation_id = new_id("conv")
         self._head = {"type": "realtime", "object": "realtime.session", "id": session_id}
         self._tail = {} if expires_at is None else {"expires_at": expires_at}
-        self._session = self._told = SessionObject.initial(offer, model)
+        self._session = self._told = begun or SessionObject.initial(offer, model)
         self._awaiting: deque[SessionObject] = deque()
         self._decoder = InputDecoder(_encoding(self._session.checked.audio.input.format))
         self._replies: dict[str, _Reply] = {}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import speech
+from . import health, model_endpoints, speech, transcriptions
 from .http import Endpoint, Services
 
 
 def endpoints(services: Services) -> Iterator[Endpoint]:
     """In the order of the OpenAPI document. A module that serves something has an `endpoints` of its own."""
-    yield from ()
+    yield from health.endpoints(services)
+    yield from model_endpoints.endpoints(services)
     yield from speech.endpoints(services)
+    yield from transcriptions.endpoints(services)

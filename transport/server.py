@@ -6,12 +6,15 @@
 
 A server that listens is ready: the port is taken first (so a taken one is known at once), then the models are
 loaded and warmed, and only then does it listen. `GET /health` is 503 again while it drains.
+
+Without an API key it listens on this machine's own addresses alone, and says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import secrets
@@ -20,26 +23,30 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..pipeline.engines import Engines
-from ..pipeline.errors import AntiphonError, BadRequest, NotFound, Overloaded, SetupError
-from ..pipeline.events import SessionConfig, TurnPolicy
+from ..pipeline.errors import BadRequest, SettingsError, SetupError
+from ..pipeline.events import SessionConfig
 from ..pipeline.metrics import Metrics, TurnTrace
 from ..pipeline.session import Session
 from ..pipeline.settings import ServerSettings, Settings
+from . import routes
+from .auth import EphemeralSecrets, Gate
 from .engines import load_engines
-from .session_object import Offer
+from .http import Endpoint, Services, answer
+from .keys import WatchedKeys
+from .models import Models
+from .offer import offer_of
+from .surface import Surface
 from .websocket import Realtime
+
+REALTIME = "/v1/realtime"
 
 PING_INTERVAL = 10.0
 PING_TIMEOUT = 15.0
@@ -58,133 +65,71 @@ def new_id(prefix: str) -> str:
 # --- the application ------------------------------------------------------------------------------------
 
 
-def create_app(settings: Settings, engines: Engines, *, record: Record | None = None) -> Starlette:
-    """The HTTP and websocket application. record: is given every turn's trace too.
+class Application:
+    """The HTTP and websocket application.
 
-    `app.state.realtime` is the Realtime endpoint, for draining.
+    record: is given every turn's trace too. keys: who may come in; without, everybody.
     """
-    metrics = Metrics(texts=settings.log.transcripts)
-    metrics.watch_queue("asr", lambda: len(engines.english))
-    metrics.watch_queue("vad", lambda: len(engines.vad))
-    offer = Offer(
-        defaults=session_defaults(settings),
-        voices=engines.voice.voices,
-        transcription_model=settings.asr.model,
-        max_append_bytes=settings.session.max_append_bytes,
-    )
 
-    def note(trace: TurnTrace) -> None:
-        metrics.record(trace)
-        if record is not None:
-            record(trace)
+    def __init__(
+        self,
+        settings: Settings,
+        engines: Engines,
+        *,
+        record: Record | None = None,
+        keys: WatchedKeys | None = None,
+    ) -> None:
+        metrics = Metrics(texts=settings.log.transcripts)
+        metrics.watch_queue("asr", lambda: len(engines.english))
+        metrics.watch_queue("vad", lambda: len(engines.vad))
 
-    def open_session() -> Session:
-        return Session(engines, settings, config=offer.defaults, new_id=new_id, record=note)
+        def note(trace: TurnTrace) -> None:
+            metrics.record(trace)
+            if record is not None:
+                record(trace)
 
-    realtime = Realtime(settings, offer, open_session, metrics, new_id=new_id, time=time.time)
+        def open_session(config: SessionConfig) -> Session:
+            return Session(engines, settings, config=config, new_id=new_id, record=note)
 
-    async def health(request: Request) -> Response:
-        if realtime.draining:
-            return JSONResponse({"status": "draining"}, 503)
-        return JSONResponse({"status": "ok"})
-
-    async def exposition(request: Request) -> Response:
-        return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def traces(request: Request) -> Response:
-        return JSONResponse({"traces": metrics.traces(request.query_params.get("session"))})
-
-    async def upgrade(request: Request) -> Response:
-        raise HTTPException(426, "This is a websocket: connect to it with ws://.", {"Upgrade": "websocket"})
-
-    app = Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/metrics", exposition),
-            Route("/debug/traces", traces),
-            Route("/v1/realtime", upgrade),
-            WebSocketRoute("/v1/realtime", realtime.endpoint),
-            WebSocketRoute("/{path:path}", _no_websocket),
-        ],
-        exception_handlers={HTTPException: _http_error, AntiphonError: _our_error, Exception: _unknown_error},
-    )
-    app.add_middleware(RequestId)
-    app.state.realtime = realtime
-    return app
-
-
-def session_defaults(settings: Settings) -> SessionConfig:
-    """What a session is before its client says anything."""
-    return SessionConfig(
-        instructions=settings.llm.instructions,
-        voice=settings.tts.voice,
-        language=settings.asr.language,
-        vad_threshold=settings.vad.threshold,
-        prefix_padding=settings.vad.prefix_padding,
-        turn=TurnPolicy(silence=settings.turn.silence, speculate=settings.turn.speculate),
-    )
-
-
-class RequestId:
-    """Names every request in `scope["request_id"]`, and every HTTP response in X-Request-Id."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        offer, ephemeral = offer_of(settings, engines), EphemeralSecrets()
+        services = Services(
+            settings=settings,
+            engines=engines,
+            metrics=metrics,
+            models=Models.of(settings),
+            new_id=new_id,
+            time=time.time,
+            draining=lambda: self._surface.draining,
+            offer=offer,
+            secrets=ephemeral,
+        )
+        self._realtime = Realtime(settings, offer, open_session, metrics, new_id=new_id, time=time.time)
+        self._surface = Surface(
+            [*routes.endpoints(services), Endpoint("GET", REALTIME, _upgrade, "A websocket", public=True)],
+            Gate(settings.auth, keys, ephemeral, time=time.monotonic, unix=time.time),
+            settings.http,
+            metrics,
+            new_id=new_id,
+            realtime_path=REALTIME,
+            realtime=self._realtime.endpoint,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["request_id"] = new_id("req")
+        await self._surface(scope, receive, send)
 
-        async def named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", scope["request_id"].encode())]
-            await send(message)
-
-        await self._app(scope, receive, named)
-
-
-def _answer(error: AntiphonError, status: int, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": error.body()}, status, headers)
+    async def drain(self, seconds: float) -> None:
+        """Refuse what is new; let replies and requests that run finish for at most `seconds`, then end them."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._realtime.drain(seconds))
+            group.create_task(self._surface.drain(seconds))
 
 
-async def _our_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AntiphonError)
-    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, Overloaded) else None
-    return _answer(error, error.status, headers)
+create_app = Application
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    match error.status_code:
-        case 404:
-            answer = NotFound(
-                f"Unknown request URL: {request.method} {request.url.path}.", code="unknown_url"
-            )
-        case 405:
-            answer = BadRequest(
-                f"{request.url.path} does not take {request.method}.", code="method_not_allowed"
-            )
-        case _:
-            answer = BadRequest(error.detail)
-    return _answer(answer, error.status_code, headers)
-
-
-def _unknown_url(asked: str) -> NotFound:
-    return NotFound(f"Unknown request URL: {asked}.", code="unknown_url")
-
-
-async def _no_websocket(websocket: WebSocket) -> None:
-    error = _unknown_url(f"websocket {websocket.url.path}")
-    await websocket.send_denial_response(
-        _answer(error, error.status, {"X-Request-Id": websocket.scope["request_id"]})
-    )
-
-
-async def _unknown_error(request: Request, error: Exception) -> Response:
-    # Starlette answers these outside every middleware, so the id is set here; it also raises the error on,
-    # and uvicorn logs it.
-    error = AntiphonError("The server failed; its log has the reason.", code="internal_error")
-    return _answer(error, 500, {"X-Request-Id": request.scope["request_id"]})
+async def _upgrade(request: Request) -> Response:
+    error = BadRequest("This is a websocket: connect to it with ws://.")
+    return answer({"error": error.body()}, 426, {"Upgrade": "websocket", "Connection": "Upgrade"})
 
 
 # --- the server -----------------------------------------------------------------------------------------
@@ -193,14 +138,40 @@ async def _unknown_error(request: Request, error: Exception) -> Response:
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return 0. A second signal exits at once.
 
-    Raises SetupError when the port is taken or a model cannot be had.
+    Raises SetupError when the port is taken, a model cannot be had, or anybody could come in from outside.
     """
-    asyncio.run(_serve(settings))
+    path = settings.auth.path
+    keys = WatchedKeys(path, time.monotonic)
+    _check_open(settings.server, keys)
+    asyncio.run(_serve(settings, keys))
     return 0
 
 
-async def _serve(settings: Settings) -> None:
-    async with _listening(settings, load_engines(settings), None) as url:
+def _check_open(settings: ServerSettings, keys: WatchedKeys) -> None:
+    """Raises SettingsError for a server that others can reach and that has no key."""
+    if keys.required:
+        return
+    if not _loopback(settings.host):
+        raise SettingsError(
+            f"server.host = {settings.host!r} can be reached from other machines, and there is no API key; "
+            "make one with `antiphon keys add NAME`, or listen on 127.0.0.1"
+        )
+    log.warning(
+        "no API key: every program of this machine may ask, and nobody else; `antiphon keys add NAME` makes one"
+    )
+
+
+def _loopback(host: str) -> bool:
+    """Only this machine can reach an address. One that cannot be resolved is reported where it is bound."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+async def _serve(settings: Settings, keys: WatchedKeys) -> None:
+    async with _listening(settings, load_engines(settings), None, keys) as url:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -225,24 +196,31 @@ def running(
     *,
     record: Record | None = None,
     engines: AbstractAsyncContextManager[Engines] | None = None,
+    keys: Path | None = None,
 ) -> AbstractAsyncContextManager[str]:
     """Run the server in this event loop, on a free port of this machine; gives its base URL, "ws://host:port".
 
-    record: is given the trace of every turn. engines: instead of the ones the settings name.
+    record: is given the trace of every turn. engines: instead of the ones the settings name. keys: the file of
+    those who may come in; without it everybody on this machine may, whatever `auth.keys` says.
+
     Leaving it drains the server as a signal would. Raises SetupError.
     """
     here = settings.server.model_copy(update={"host": "127.0.0.1", "port": 0})
     settings = settings.model_copy(update={"server": here})
-    return _listening(settings, engines or load_engines(settings), record)
+    watched = None if keys is None else WatchedKeys(keys, time.monotonic)
+    return _listening(settings, engines or load_engines(settings), record, watched)
 
 
 @asynccontextmanager
 async def _listening(
-    settings: Settings, engines: AbstractAsyncContextManager[Engines], record: Record | None
+    settings: Settings,
+    engines: AbstractAsyncContextManager[Engines],
+    record: Record | None,
+    keys: WatchedKeys | None,
 ) -> AsyncGenerator[str, None]:
     with _bound(settings.server) as listener:
         async with engines as models:
-            app = create_app(settings, models, record=record)
+            app = create_app(settings, models, record=record, keys=keys)
             server = _Server(
                 uvicorn.Config(
                     app,
@@ -265,7 +243,7 @@ async def _listening(
                 host, port = listener.getsockname()[:2]
                 yield f"ws://{f'[{host}]' if ':' in host else host}:{port}"
             finally:
-                await app.state.realtime.drain(settings.server.drain_seconds)
+                await app.drain(settings.server.drain_seconds)
                 server.should_exit = True
                 await serving
 
@@ -295,6 +273,14 @@ def _bound(settings: ServerSettings) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; set server.port to another, or to 0 for any"
         ) from error
     return listener
+
+
+def _not_an_answer_cut_off(record: logging.LogRecord) -> bool:
+    """uvicorn calls it an error when an answer stays unfinished; we do that on purpose, and have said why."""
+    return "without completing response" not in record.getMessage()
+
+
+logging.getLogger("uvicorn.error").addFilter(_not_an_answer_cut_off)
 
 
 class _Server(uvicorn.Server):

@@ -6,9 +6,9 @@ that fails anywhere changes nothing. Objects are immutable, so one that was anno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from ..pipeline.errors import BadRequest
 from ..pipeline.events import SessionConfig, TurnPolicy
@@ -65,6 +65,16 @@ class SessionObject:
         """Before any update. model: as named in the URL, None if it was not."""
         checked = schema.parse_session(_defaults(offer, model))
         return cls(offer, checked, _derive(checked, offer), model is not None)
+
+    @classmethod
+    def begun(cls, offer: Offer, model: str | None, preset: Mapping[str, Any] | None) -> SessionObject:
+        """What a session begins with. preset: of the client's secret, as an update; its model goes first.
+
+        Raises BadRequest that names the field.
+        """
+        if preset is None:
+            return cls.initial(offer, model)
+        return cls.initial(offer, None if "model" in preset else model).updated(dict(preset), spoke=False)
 
     def updated(self, update: Json, *, spoke: bool) -> SessionObject:
         """With a `session.update` merged in.

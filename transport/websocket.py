@@ -15,7 +15,10 @@ the session's outbox, where a barge-in can flush it.
     session.max_seconds are over         1001    session_expired
     the client does not read             1008    (it would not read that either)
     `intent=transcription`               1008    unsupported
+    the key's audio is used up           1008    rate_limit_exceeded
     a fault of ours                      1011    internal_error
+
+Who may come in at all is decided before the socket is accepted (`auth.py`, `surface.py`), as an HTTP status.
 """
 
 from __future__ import annotations
@@ -28,15 +31,17 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ..pipeline.errors import AntiphonError, EngineFailed, Overloaded
-from ..pipeline.events import Command, Failed, Output, ResponseDone
+from ..pipeline.audio import RECOGNISER_RATE
+from ..pipeline.errors import AntiphonError, EngineFailed, Overloaded, RateLimited
+from ..pipeline.events import AppendAudio, Command, Failed, Output, OutputAudio, ResponseDone, SessionConfig
 from ..pipeline.logs import where
 from ..pipeline.metrics import Metrics
 from ..pipeline.outbox import NotReading
 from ..pipeline.settings import Settings
+from .auth import Client
 from .realtime import RealtimeCodec, error_event
 from .schema import Json
-from .session_object import Offer, unsupported
+from .session_object import Offer, SessionObject, unsupported
 
 LONG_MESSAGE = 2**17
 """Characters; a longer message is decoded on a thread, so that no other session waits for it."""
@@ -73,14 +78,14 @@ class Conversation(Protocol):
 class Realtime:
     """The endpoint `/v1/realtime`, and who is connected to it.
 
-    open_session: makes a session with `offer.defaults`, not yet running. time: Unix seconds.
+    open_session: makes a session with this configuration, not yet running. time: Unix seconds.
     """
 
     def __init__(
         self,
         settings: Settings,
         offer: Offer,
-        open_session: Callable[[], Conversation],
+        open_session: Callable[[SessionConfig], Conversation],
         metrics: Metrics,
         *,
         new_id: Callable[[str], str],
@@ -95,8 +100,19 @@ class Realtime:
         self._time = time
         self._connections: set[_Connection] = set()
 
-    async def endpoint(self, websocket: WebSocket) -> None:
-        """Serve one client to its end. Cancelling ends its session and frees its engines."""
+    async def endpoint(self, websocket: WebSocket, client: Client) -> None:
+        """Serve one client to its end. Cancelling ends its session and frees its engines.
+
+        Raises RateLimited before the socket is accepted, when the client's key has what it may have.
+        """
+        client.spend_audio(0)
+        client.meter.open_session()
+        try:
+            await self._serve(websocket, client)
+        finally:
+            client.meter.close_session()
+
+    async def _serve(self, websocket: WebSocket, client: Client) -> None:
         offered: Sequence[str] = websocket.scope["subprotocols"]
         request_id: str = websocket.scope["request_id"]
         await websocket.accept(
@@ -109,16 +125,19 @@ class Realtime:
             self._metrics.refused.labels(error.code).inc()
             await farewell(websocket, code, error_event(error, self._new_id))
             return
-        session = self._open_session()
+        begun = SessionObject.begun(self._offer, websocket.query_params.get("model"), client.preset)
+        session = self._open_session(begun.config)
         limit = self._settings.session.max_seconds
         codec = RealtimeCodec(
             session.id,
             self._offer,
             new_id=self._new_id,
-            model=websocket.query_params.get("model"),
             expires_at=round(self._time() + limit),
+            begun=begun,
         )
-        connection = _Connection(websocket, session, codec, self._metrics, self._settings, self._new_id)
+        connection = _Connection(
+            websocket, session, codec, self._metrics, self._settings, self._new_id, client
+        )
         self._connections.add(connection)
         log.info("session %s opened", session.id)
         try:
@@ -161,6 +180,7 @@ class _Connection:
         metrics: Metrics,
         settings: Settings,
         new_id: Callable[[str], str],
+        client: Client,
     ) -> None:
         self.ended = asyncio.Event()
         self._websocket = websocket
@@ -170,6 +190,7 @@ class _Connection:
         self._send_timeout = settings.server.send_timeout
         self._max_seconds = settings.session.max_seconds
         self._new_id = new_id
+        self._client = client
         self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -186,6 +207,8 @@ class _Connection:
         except* NotReading as group:
             log.warning("session %s: the client does not read: %s", self._session.id, group.exceptions[0])
             code = 1008
+        except* RateLimited as group:
+            code, error = 1008, _first(group)
         except* TimeoutError:
             error = AntiphonError("Your session hit its maximum duration.", code="session_expired")
         except* Exception as group:
@@ -229,6 +252,8 @@ class _Connection:
                 await self._tell(asked)
                 continue
             for command in asked:
+                if isinstance(command, AppendAudio):
+                    self._client.spend_audio(len(command.samples) / RECOGNISER_RATE)
                 await self._session.send(command)
 
     async def _write(self) -> None:
@@ -241,6 +266,8 @@ class _Connection:
         match output:
             case Failed(error):
                 self._metrics.errors.labels(error.code or error.type).inc()
+            case OutputAudio(samples=samples, sample_rate=rate):
+                self._client.spend_audio(len(samples) / rate)
             case ResponseDone(response):
                 self._metrics.responses.labels(response.status).inc()
             case _:
@@ -257,6 +284,11 @@ class _Connection:
                 raise NotReading(
                     f"nothing could be sent for {self._send_timeout:.0f} s (server.send_timeout)"
                 ) from None
+
+
+def _first(group: BaseExceptionGroup[RateLimited]) -> RateLimited:
+    error = group.exceptions[0]
+    return error if isinstance(error, RateLimited) else _first(error)
 
 
 async def farewell(websocket: WebSocket, code: int, last: Json | None = None) -> None:
