@@ -60,6 +60,14 @@ class Transcript:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnEndProbability:
+    """How likely the words of `revision` are all that is said, 0 to 1."""
+
+    revision: int
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseEnded:
     """A released response came to its end by itself, done or failed."""
 
@@ -105,6 +113,7 @@ Event = (
     | SpeechStopped
     | Tick
     | Transcript
+    | TurnEndProbability
     | ResponseEnded
     | SpeculationFailed
     | PromptChanged
@@ -244,13 +253,47 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for the user to go on, by the probability that the turn is over.
+
+    quick: seconds when it surely is (`sure` or more). slow: seconds when it surely is not (`unsure` or less).
+    Between them the wait is a straight line.
+    """
+
+    quick: float = 0.2
+    slow: float = 1.0
+    unsure: float = 0.6
+    sure: float = 0.85
+
+    def wait(self, probability: float) -> float:
+        """Seconds of silence that end the turn; probability: 0 to 1."""
+        share = (self.sure - probability) / (self.sure - self.unsure)
+        return self.quick + (self.slow - self.quick) * min(1.0, max(0.0, share))
+
+
+@dataclass(frozen=True, slots=True)
 class TurnPolicy:
-    """How the server finds turns. `silence` in seconds; see the settings section `turn`."""
+    """How the server finds turns; see the settings section `turn`.
+
+    silence: seconds that end a turn. patience: how a probability of the end changes that; None for not at all.
+    """
 
     silence: float = 0.5
+    patience: Patience | None = None
     speculate: bool = True
     create_response: bool = True
     interrupt_response: bool = True
+
+    def wait(self, probability: float | None) -> float:
+        """Seconds of silence that end a turn; the probability is None while it is not known."""
+        if self.patience is None or probability is None:
+            return self.silence
+        return self.patience.wait(probability)
+
+    @property
+    def longest(self) -> float:
+        """Seconds of silence after which a turn has ended whatever was said."""
+        return self.silence if self.patience is None else max(self.silence, self.patience.slow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class OpenTurn:
 
     start: seconds on the session's clock. ended: event loop time of the last speech sample, as far as known.
     committed: the revision with which it became an item. texts: what each revision's final decode said.
+    over: the probability that the last candidate end was the end.
     """
 
     item_id: str
@@ -116,6 +117,7 @@ class OpenTurn:
     texts: dict[int, str] = field(default_factory=dict[int, str])
     failed: AntiphonError | None = None
     transcript_at: float | None = None
+    over: float | None = None
     launched: int = 0
     discarded: int = 0
     wasted_ms: float = 0.0

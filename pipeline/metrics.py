@@ -36,6 +36,7 @@ class TurnTrace:
     audio_seconds: the user's speech. words: how many were recognised in it.
     transcript_final: the recogniser is done. gate_open: the turn is over and the reply may flow.
     first_token, first_clause: of the language model. first_audio: the voice's first samples.
+    over: the probability that the turn was over, by which the gate opened; None without one.
     first_audio_sent: the moment they left for the client.
     launched, used, discarded: speculated answers of this turn; wasted_ms: engine time of the discarded ones.
     status: how the response ended. transcript, reply: kept here, written down only when asked.
@@ -52,6 +53,7 @@ class TurnTrace:
     first_clause: float | None = None
     first_audio: float | None = None
     first_audio_sent: float | None = None
+    over: float | None = None
     launched: int = 0
     used: int = 0
     discarded: int = 0
@@ -82,6 +84,7 @@ class TurnTrace:
             "status": self.status,
             "audio_seconds": round(self.audio_seconds, 3),
             "words": self.words,
+            "over": None if self.over is None else round(self.over, 3),
             "stages_ms": self.stages_ms(),
             "speculation": self.speculation(),
             **said,

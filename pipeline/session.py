@@ -23,6 +23,7 @@ from ..asr.vad import FRAME_SECONDS, RESUME_WITHIN, SpeechDetector
 from ..llm.base import ChatRequest, Limits, Message, Sampling
 from ..tts.base import Voice
 from .conversation import Conversation, messages
+from .endpointing import EndOfTurn
 from .engines import Engines
 from .errors import AntiphonError, BadRequest, TooLarge
 from .events import (
@@ -79,6 +80,7 @@ from .events import (
     TranscriptionDone,
     TranscriptionFailed,
     TruncateItem,
+    TurnEndProbability,
     TurnPolicy,
     TurnStarted,
     TurnStopped,
@@ -143,6 +145,7 @@ class Session:
         self._ear = Ear(engines, self.id)
         self._scribe = Scribe(engines, self.id, settings.asr.partial_interval, self._spawn)
         self._prefill = Prefill(engines.chat, self.id, self._spawn)
+        self._end_of_turn = EndOfTurn(engines.text, self.id)
         self._detector = SpeechDetector(min_speech=settings.vad.min_speech)
         self._tune_detector()
         self._turn: OpenTurn | None = None
@@ -264,7 +267,7 @@ class Session:
         self._detector.configure(
             threshold=self.config.vad_threshold,
             prefix_padding=self.config.prefix_padding,
-            resume_within=max(RESUME_WITHIN, self._machine.policy.silence + self._settings.vad.min_speech),
+            resume_within=max(RESUME_WITHIN, self._machine.policy.longest + self._settings.vad.min_speech),
         )
 
     def _truncate(self, command: TruncateItem) -> None:
@@ -385,7 +388,7 @@ class Session:
                 assert turn is not None
                 if turn.final is not None:
                     turn.final.cancel()
-                turn.failed = None
+                turn.failed = turn.over = None
                 turn.final = self._spawn(self._decode_final(turn, revision), "final")
                 self._prefill.stop()
             case Speculate(revision):
@@ -503,6 +506,7 @@ class Session:
         if turn is not None:
             trace.audio_seconds = turn.duration
             trace.launched, trace.discarded, trace.wasted_ms = turn.launched, turn.discarded, turn.wasted_ms
+            trace.over = turn.over
         reply.release()
 
     def _forget(self, reply: Reply) -> None:
@@ -550,11 +554,16 @@ class Session:
             turn.transcript_at = self._now()
             if turn.committed == revision:
                 self._transcribed(turn, text)
+            elif text and self._machine.policy.patience is not None:
+                # Before the reply: both want the conversation's slot, and the words are the reply's prefix.
+                turn.over = await self._end_of_turn.probability(self._history_messages(), text)
         except AntiphonError as error:
             turn.failed = error
             if turn.committed == revision:
                 self._outbox.put(TranscriptionFailed(turn.item_id, error))
         self._happen(Transcript(revision, text))
+        if turn.over is not None:
+            self._happen(TurnEndProbability(revision, turn.over))
 
     def _bring(self, prompt: list[Message]) -> None:
         if self._settings.llm.prefill and not self._replies:

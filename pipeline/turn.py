@@ -2,8 +2,9 @@
 
 The gate is on release, not on start. At the first silent frame (`SpeechStopped`, a candidate end) the machine
 asks for a transcript, and for a reply to it, under a new revision. The reply waits behind a gate that opens
-when the silence has lasted long enough. If the user goes on before that, the revision is cancelled, nothing
-was said, and the next candidate end starts the next revision.
+when the silence has lasted long enough: the surer the end of the turn, the shorter (`TurnEndProbability`). If
+the user goes on before that, the revision is cancelled, nothing was said, and the next candidate end starts
+the next revision.
 
          SpeechStarted                 SpeechStopped
     IDLE ─────────────▶ SPEAKING ◀───────────────────▶ PAUSED ──Tick past the silence──▶ IDLE, turn committed
@@ -45,6 +46,7 @@ from .events import (
     StartTurn,
     Tick,
     Transcript,
+    TurnEndProbability,
     TurnPolicy,
 )
 
@@ -79,7 +81,9 @@ class TurnMachine:
         self._undecoded: int | None = None
         """The committed turn whose transcript is not known yet."""
         self._end = 0.0
+        self._at = 0.0
         self._words: str | None = None
+        self._probability: float | None = None
 
     def handle(self, event: Event) -> list[Action]:
         """What to do about it, in this order."""
@@ -89,9 +93,12 @@ class TurnMachine:
             case SpeechStopped():
                 return self._speech_stopped(event)
             case Tick(at):
-                if self.floor is Floor.PAUSED and at - self._end >= self.policy.silence:
-                    return self._open_gate()
-                return []
+                self._at = at
+                return self._look_at_the_silence()
+            case TurnEndProbability(revision, probability):
+                if revision == self.revision and self.floor is Floor.PAUSED:
+                    self._probability = probability
+                return self._look_at_the_silence()
             case Transcript():
                 return self._transcript(event)
             case ResponseEnded(revision):
@@ -142,9 +149,14 @@ class TurnMachine:
             return []
         self.floor = Floor.PAUSED
         self._end = event.end
-        self._words = None
+        self._at = max(self._at, event.at)
+        self._words = self._probability = None
         revision = self._next()
         return [Decode(revision)] if self.policy.speculate else []
+
+    def _look_at_the_silence(self) -> list[Action]:
+        over = self.floor is Floor.PAUSED and self._at - self._end >= self.policy.wait(self._probability)
+        return self._open_gate() if over else []
 
     def _open_gate(self) -> list[Action]:
         self.floor = Floor.IDLE
@@ -210,7 +222,7 @@ class TurnMachine:
             actions.append(Respond(self.active))
         if self.floor is Floor.PAUSED:
             # The pause goes on under a revision of its own: the old one was cancelled, or is not the latest.
-            self._words = None
+            self._words = self._probability = None
             revision = self._next()
             if self.policy.speculate:
                 actions.append(Decode(revision))

@@ -15,6 +15,7 @@ from antiphon.pipeline.events import (
     Decode,
     DropTurn,
     Event,
+    Patience,
     PromptChanged,
     Refuse,
     Release,
@@ -27,6 +28,7 @@ from antiphon.pipeline.events import (
     StartTurn,
     Tick,
     Transcript,
+    TurnEndProbability,
     TurnPolicy,
 )
 from antiphon.pipeline.turn import Floor, TurnMachine
@@ -183,6 +185,7 @@ def test_invariants_under_random_walks(seed: int):
         speculate=rng.random() < 0.8,
         create_response=rng.random() < 0.8,
         interrupt_response=rng.random() < 0.7,
+        patience=Patience() if rng.random() < 0.5 else None,
     )
     at = 0.0
     open_turn = False
@@ -285,3 +288,25 @@ def test_going_on_after_asking_in_the_pause_interrupts_the_answer():
     turn = machine()
     play(turn, *HEARD, Transcript(1, "hello"), ClientAsked())
     assert play(turn, SpeechStarted(2.4, 2.1)) == [Cancel(2, "turn_detected")]
+
+
+def test_a_sure_end_opens_the_gate_early_and_an_unsure_one_late():
+    for probability, opens in ((0.95, 2.2), (0.725, 2.6), (0.1, 3.0)):
+        turn = machine(patience=Patience())
+        play(turn, *HEARD, Transcript(1, "hello"), TurnEndProbability(1, probability))
+        assert play(turn, Tick(opens - 0.01)) == []
+        assert play(turn, Tick(opens)) == [CommitTurn(1, 2.0), Release(1)]
+
+
+def test_a_probability_that_comes_late_opens_the_gate_at_once():
+    turn = machine(patience=Patience())
+    play(turn, *HEARD, Tick(2.4), Transcript(1, "hello"))
+    assert play(turn, TurnEndProbability(1, 0.95)) == [CommitTurn(1, 2.0), Release(1)]
+
+
+def test_without_a_probability_the_silence_decides_and_an_old_one_is_forgotten():
+    turn = machine(patience=Patience(), silence=0.6)
+    play(turn, *HEARD, Transcript(1, "hello"), TurnEndProbability(1, 0.1))
+    play(turn, SpeechStarted(2.4, 2.1), SpeechStopped(3.03, 3.0))
+    assert play(turn, TurnEndProbability(1, 0.95), Tick(3.5)) == []
+    assert play(turn, Tick(3.6)) == [CommitTurn(2, 3.0)]
