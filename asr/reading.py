@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ..pipeline.engines import Engines, VadInput
 from ..pipeline.errors import AntiphonError, BadRequest, EngineFailed, TooLarge
 from ..pipeline.events import Samples
 from ..pipeline.logs import where
+from ..pipeline.threads import to_the_end
 from ..pipeline.worker import Worker
 from .base import SAMPLE_RATE, Reading, Transcription, Window
 from .formats import iter_decode
@@ -39,8 +40,6 @@ AHEAD = 2
 """Chunks that may wait for the recogniser."""
 DEPTH = 2
 """How often a part of a part that was not read is read again."""
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class Recording:
         blocks = iter_decode(self._file, chunk_seconds=BLOCK, max_seconds=limit)
         framer = Framer(FRAME)
         try:
-            while (block := await _on_thread(lambda: next(blocks, None))) is not None:
+            while (block := await to_the_end(lambda: next(blocks, None))) is not None:
                 self._samples += len(block)
                 await self._hear(framer.push(block))
             rest = framer.rest()
@@ -127,7 +126,7 @@ class Recording:
                 code="audio_too_long",
             ) from error
         finally:
-            await _on_thread(blocks.close)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+            await to_the_end(blocks.close)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
         for chunk in self._planner.finish():
             await self._chunks.put(chunk)
 
@@ -189,13 +188,3 @@ async def read(
     finally:
         listening.cancel()
         await asyncio.wait([listening])
-
-
-async def _on_thread(call: Callable[[], T]) -> T:
-    """Cancelled, it waits for the thread's end first: the thread has the file in its hands."""
-    task = asyncio.ensure_future(asyncio.to_thread(call))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

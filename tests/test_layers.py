@@ -21,6 +21,7 @@ LAYERS = {
             *("pipeline.catalog", "asr.vad", "asr.streaming", "tts.text", "tts.spoken", "tts.numbers"),
             *("transport.realtime", "transport.schema", "transport.objects", "transport.session_object"),
             *("llm.templates", "llm.stops", "llm.thinking", "llm.tools", "llm.reading", "llm.structured"),
+            *("asr.recording", "asr.words", "asr.subtitles", "asr.languages"),
             *("llm.grammars", "llm.chunks", "llm.slots"),
         ),
         LOGIC,
