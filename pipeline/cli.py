@@ -10,7 +10,10 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+BENCHES = {"latency": "latency", "asr": "accuracy", "turns": "turns", "cancel": "cancel"}
+"""From what is measured to the module that measures it."""
+
+
 def _run(args: argparse.Namespace, settings: Settings, origins: dict[str, str]) -> int:
     match args.command:
         case "serve":
@@ -52,20 +59,12 @@ def _run(args: argparse.Namespace, settings: Settings, origins: dict[str, str]) 
             from ..benchmarks.talk import main as talk
 
             return talk(settings, args)
-        case "bench" if args.bench == "latency":
-            from ..benchmarks.latency import main as latency
-
-            return latency(settings, args)
-        case "bench" if args.bench == "cancel":
-            from ..benchmarks.cancel import main as cancel
-
-            return cancel(settings, args)
         case "bench":
-            from ..benchmarks.accuracy import main as accuracy
-
-            return accuracy(settings, args)
+            return import_module(f"..benchmarks.{BENCHES[args.bench]}", __package__).main(settings, args)
         case "models":
             return _models(args, settings)
+        case "keys":
+            return _keys(args, settings)
         case _:
             return _config(args, settings, origins)
 
@@ -103,6 +102,50 @@ def _models(args: argparse.Namespace, settings: Settings) -> int:
                 print(*(wrong or [f"{name}: every file is right"]), sep="\n")
                 status = 1 if wrong else status
     return status
+
+
+def _keys(args: argparse.Namespace, settings: Settings) -> int:
+    from ..transport.keys import change, new_key, read
+
+    path = settings.auth.path
+    match args.action:
+        case "add":
+            key, secret = new_key(
+                args.name,
+                int(time.time()),
+                requests_per_minute=args.requests_per_minute,
+                audio_seconds_per_minute=args.audio_seconds_per_minute,
+                sessions=args.sessions,
+            )
+            change(path, lambda ring: (ring.added(key), None))
+            if args.json:
+                print(json.dumps({**key.public(), "secret": secret}, ensure_ascii=False))
+            else:
+                print(secret)
+                print(f"{key.id} of {key.name}; the secret is shown this once", file=sys.stderr)
+        case "revoke":
+            now = int(time.time())
+            key = change(path, lambda ring: ring.revoked(args.id, now))
+            if args.json:
+                print(json.dumps(key.public(), ensure_ascii=False))
+            else:
+                print(f"{key.id} of {key.name} is revoked")
+        case _:
+            keys = read(path).keys
+            if args.json:
+                print(json.dumps({"keys": [key.public() for key in keys]}, ensure_ascii=False))
+                return 0
+            for key in keys:
+                state = "good" if key.revoked is None else "revoked"
+                created = datetime.fromtimestamp(key.created, UTC).date().isoformat()
+                limits = " ".join(
+                    f"{name}={value}"
+                    for name in ("requests_per_minute", "audio_seconds_per_minute", "sessions")
+                    if (value := getattr(key, name)) is not None
+                )
+                print(f"{key.id}  {state:<8} {created}  {key.name:<24} {limits}".rstrip())
+            print(f"in {path}")
+    return 0
 
 
 # --- the grammar ----------------------------------------------------------------------------------------
@@ -188,6 +231,24 @@ def _parser() -> argparse.ArgumentParser:
     asr.add_argument("--audio", type=Path, default=_recordings(), help=_AUDIO_HELP)
     asr.add_argument("--limit", type=int, help="recordings to take (default: all)")
     asr.add_argument("--json", action="store_true", help="print only the JSON object")
+    turns = _command(
+        benches,
+        "turns",
+        "how often a pause is taken for the end of a turn, and how long an end is waited for",
+        """
+        antiphon bench turns --audio recordings/
+        antiphon bench turns --audio recordings/ --json --set turn.slow=1.5
+        """,
+    )
+    beside = Path("../shared/speech")
+    turns.add_argument(
+        "--audio",
+        type=Path,
+        default=beside if beside.is_dir() else None,
+        required=not beside.is_dir(),
+        help="a folder with conversation/turns-en.jsonl, the labelled pauses (default: %(default)s)",
+    )
+    turns.add_argument("--json", action="store_true", help="print only the JSON object")
     cancel = _command(
         benches,
         "cancel",
@@ -227,7 +288,48 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument("action", choices=("list", "fetch", "verify"))
     models.add_argument("names", nargs="*", metavar="NAME", help="models; without any, all that are meant")
     models.add_argument("--progress", action="store_true", help="draw bars even when stderr is no terminal")
+
+    keys = _command(
+        commands,
+        "keys",
+        "make, list and revoke the API keys of this server",
+        """
+        antiphon keys add laptop
+        antiphon keys add ci --requests-per-minute 60 --json
+        antiphon keys list
+        antiphon keys revoke key_0123456789ab
+        """,
+        settings=False,
+    )
+    actions = keys.add_subparsers(dest="action", required=True, metavar="WHAT")
+    add = _command(
+        actions, "add", "make a key and print its secret, once", "antiphon keys add laptop --sessions 2"
+    )
+    add.add_argument("name", metavar="NAME", type=_name, help="who or what it is for")
+    for flag, about in (
+        ("--requests-per-minute", "instead of auth.requests_per_minute"),
+        ("--audio-seconds-per-minute", "instead of auth.audio_seconds_per_minute"),
+        ("--sessions", "conversations at a time, instead of auth.sessions"),
+    ):
+        add.add_argument(flag, type=_count, metavar="N", help=f"{about}; 0 for no limit")
+    listed = _command(actions, "list", "the keys, without their secrets", "antiphon keys list --json")
+    revoke = _command(actions, "revoke", "let a key in no more", "antiphon keys revoke laptop")
+    revoke.add_argument("id", metavar="ID", help="of the key, or its name when no other has it")
+    for action in (add, listed, revoke):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable() or len(text) > 64:
+        raise argparse.ArgumentTypeError("a name is 1 to 64 printable characters")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
 
 
 def _command(

@@ -212,7 +212,20 @@ class EmbeddingsSettings(_Section):
 
 class TurnSettings(_Section):
     silence: float = Field(
-        default=0.5, ge=0.1, le=5, description="Seconds of silence that end the user's turn."
+        default=0.5,
+        ge=0.1,
+        le=5,
+        description="Seconds of silence that end the user's turn, where no probability says better.",
+    )
+    endpointing: Literal["probability", "silence"] = Field(
+        default="probability",
+        description="What ends a turn: a silence as long as the words make it likely, or always `silence`.",
+    )
+    quick: float = Field(
+        default=0.2, ge=0.05, le=5, description="Seconds of silence after words that surely end a turn."
+    )
+    slow: float = Field(
+        default=1.0, ge=0.1, le=10, description="Seconds of silence after words that surely do not."
     )
     speculate: bool = Field(
         default=True,

@@ -1,16 +1,19 @@
 """The session object: what updates are taken, what they mean, and that a wrong one changes nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from wire import BARGE_IN, DEFAULTS, STARTED, codec, one, play, refusal, session_of, update
+from wire import BARGE_IN, DEFAULTS, OFFER, STARTED, codec, counting, one, play, refusal, session_of, update
 
 from antiphon.pipeline.events import (
     Configured,
     Failed,
+    Patience,
     ResponseStarted,
     TurnPolicy,
 )
+from antiphon.transport.realtime import RealtimeCodec
 from antiphon.transport.session_object import EAGERNESS, OPENAI_VOICES
 
 
@@ -80,11 +83,12 @@ def test_empty_is_not_the_default():
 
 
 @pytest.mark.parametrize("eagerness", ["low", "medium", "high", "auto", None])
-def test_semantic_vad_is_a_silence(eagerness: str | None):
+def test_semantic_vad_is_patience_with_the_words(eagerness: str | None):
     wire = codec()
     detection = {"type": "semantic_vad"} | ({"eagerness": eagerness} if eagerness else {})
     config = update(wire, audio={"input": {"turn_detection": detection | {"create_response": False}}})
-    assert config.turn == TurnPolicy(EAGERNESS.get(eagerness or "auto", 0.5), create_response=False)
+    patience = EAGERNESS.get(eagerness or "auto", Patience())
+    assert config.turn == TurnPolicy(patience=patience, create_response=False)
     assert session_of(wire)["audio"]["input"]["turn_detection"] == {
         "type": "semantic_vad",
         "eagerness": eagerness or "auto",
@@ -241,3 +245,11 @@ def test_each_update_is_acknowledged_with_its_own_session():
     second = one(wire, "session.update", session={"instructions": "Two."}).config
     events = play(wire, Configured(first), Configured(second))
     assert [event["session"]["instructions"] for event in events] == ["One.", "Two."]
+
+
+def test_a_server_that_asks_for_probabilities_says_so_and_a_client_may_have_plain_silence():
+    offer = replace(OFFER, defaults=replace(DEFAULTS, turn=TurnPolicy(patience=Patience())))
+    wire = RealtimeCodec("sess_1", offer, new_id=counting(), model="gpt-realtime")
+    assert session_of(wire)["audio"]["input"]["turn_detection"]["type"] == "semantic_vad"
+    detection = {"type": "server_vad", "silence_duration_ms": 700}
+    assert update(wire, audio={"input": {"turn_detection": detection}}).turn == TurnPolicy(silence=0.7)

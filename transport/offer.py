@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..pipeline.engines import Engines
-from ..pipeline.events import SessionConfig, TurnPolicy
+from ..pipeline.events import Patience, SessionConfig, TurnPolicy
 from ..pipeline.settings import Settings
 from .session_object import Offer
 
@@ -16,8 +16,14 @@ def session_defaults(settings: Settings) -> SessionConfig:
         language=settings.asr.language,
         vad_threshold=settings.vad.threshold,
         prefix_padding=settings.vad.prefix_padding,
-        turn=TurnPolicy(silence=settings.turn.silence, speculate=settings.turn.speculate),
+        turn=_policy(settings),
     )
+
+
+def _policy(settings: Settings) -> TurnPolicy:
+    turn = settings.turn
+    patience = Patience(turn.quick, turn.slow) if turn.endpointing == "probability" else None
+    return TurnPolicy(silence=turn.silence, patience=patience, speculate=turn.speculate)
 
 
 def offer_of(settings: Settings, engines: Engines) -> Offer:

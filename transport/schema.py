@@ -58,7 +58,7 @@ class ServerVad(Shape):
 
 
 class SemanticVad(Shape):
-    """Turns end after a silence that the eagerness sets."""
+    """Turns end after a silence that the words and the eagerness set."""
 
     type: Literal["semantic_vad"]
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..pipeline.errors import BadRequest
-from ..pipeline.events import SessionConfig, TurnPolicy
+from ..pipeline.events import Patience, SessionConfig, TurnPolicy
 from . import schema
 from .schema import Json
 
@@ -24,8 +24,8 @@ OPENAI_VOICES = (
 )  # fmt: skip
 """Taken as other names of our default voice."""
 
-EAGERNESS = {"high": 0.4, "low": 1.0}
-"""Seconds of silence that end a turn; `medium` and `auto` take the server's own."""
+EAGERNESS = {"high": Patience(0.15, 0.8), "low": Patience(0.4, 3.0)}
+"""How long a semantic detector waits; `medium` and `auto` take the server's own patience."""
 
 NULLABLE = (
     "turn_detection", "transcription", "noise_reduction", "idle_timeout_ms", "tracing", "prompt", "include",
@@ -169,9 +169,10 @@ def _derive(session: schema.Session, offer: Offer) -> SessionConfig:
             turn = None
         case schema.ServerVad() as vad:
             threshold, padding = vad.threshold, vad.prefix_padding_ms / 1000
-            turn = _policy(policy, vad, vad.silence_duration_ms / 1000)
+            turn = replace(_policy(policy, vad), silence=vad.silence_duration_ms / 1000, patience=None)
         case schema.SemanticVad() as vad:
-            turn = _policy(policy, vad, EAGERNESS.get(vad.eagerness, policy.silence))
+            patience = EAGERNESS.get(vad.eagerness, policy.patience or Patience())
+            turn = replace(_policy(policy, vad), patience=patience)
     transcription = session.audio.input.transcription
     return replace(
         base,
@@ -188,13 +189,8 @@ def _derive(session: schema.Session, offer: Offer) -> SessionConfig:
     )
 
 
-def _policy(base: TurnPolicy, vad: schema.ServerVad | schema.SemanticVad, silence: float) -> TurnPolicy:
-    return replace(
-        base,
-        silence=silence,
-        create_response=vad.create_response,
-        interrupt_response=vad.interrupt_response,
-    )
+def _policy(base: TurnPolicy, vad: schema.ServerVad | schema.SemanticVad) -> TurnPolicy:
+    return replace(base, create_response=vad.create_response, interrupt_response=vad.interrupt_response)
 
 
 def _own_voice(wanted: str | schema.VoiceId, offer: Offer) -> str:
@@ -230,17 +226,23 @@ def _merge(current: Json, update: Json, defaults: Json) -> Json:
     return merged
 
 
-def _defaults(offer: Offer, model: str | None) -> Json:
-    """The whole object before the client says anything."""
-    base = offer.defaults
-    detection = base.turn and {
+def _detection(base: SessionConfig, turn: TurnPolicy) -> Json:
+    acts = {"create_response": turn.create_response, "interrupt_response": turn.interrupt_response}
+    if turn.patience is not None:
+        return {"type": "semantic_vad", "eagerness": "auto", **acts}
+    return {
         "type": "server_vad",
         "threshold": base.vad_threshold,
         "prefix_padding_ms": round(base.prefix_padding * 1000),
-        "silence_duration_ms": round(base.turn.silence * 1000),
-        "create_response": base.turn.create_response,
-        "interrupt_response": base.turn.interrupt_response,
+        "silence_duration_ms": round(turn.silence * 1000),
+        **acts,
     }
+
+
+def _defaults(offer: Offer, model: str | None) -> Json:
+    """The whole object before the client says anything."""
+    base = offer.defaults
+    detection = base.turn and _detection(base, base.turn)
     return {
         "type": "realtime",
         "model": model or offer.model,
