@@ -8,6 +8,7 @@ schema is refused with the keyword and its place. What is refused beyond what th
     format of a number         `int32`; nothing would hold to it
     items as a list, additionalItems, boolean exclusiveMinimum and exclusiveMaximum: of drafts before 2020-12
     references elsewhere       only "#" and "#/...", none that lead in a circle, no nested `$id`
+    patterns that name a quotation mark, a backslash or a control character (see patterns)
     minProperties over the number of required properties, and over 1: names of further ones may repeat
     schemas over 64 KiB of JSON, nested over 64 levels
 
@@ -19,13 +20,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import unquote
 
 from llguidance import LLMatcher
 
 from ..pipeline.errors import BadRequest
+from . import patterns
 from .base import JsonSchema
 
 MAX_BYTES = 65_536
@@ -90,12 +91,15 @@ def refusal(lark: str) -> str:
 
 
 def reason(message: str) -> str:
-    """The library's message without what it quotes of the grammar."""
+    """The library's message without what it quotes of the grammar and of itself."""
     message = message.partition("\n   1 |")[0]
-    said = message.rpartition("failed to compile JSON schema: ")[2] or message
-    said = " ".join(said.split())
-    if "range" in said and "regex" in said:
-        said = "the range of 'minimum' and 'maximum' is too large to enforce"
+    said = " ".join((message.rpartition("failed to compile JSON schema: ")[2] or message).split())
+    if "panic" in said or "too big" in said:
+        return "it is too large to compile"
+    if said.startswith("oneOf"):
+        return "the keyword 'oneOf' is supported only where no value can fit two of its schemas"
+    if "Failed to generate regex" in said:
+        return "the range of the keywords 'minimum' and 'maximum' is too large to enforce"
     return said.rstrip(".").replace('Unimplemented keys: ["', "unsupported keyword '").replace('"]', "'")
 
 
@@ -184,24 +188,19 @@ def _keywords(schema: Mapping[str, Any], *, nested: bool) -> Iterator[str]:
             yield f"the keyword 'format' is not supported for {form!r}, only for {', '.join(sorted(FORMATS))}"
         elif "string" not in (kinds if isinstance(kinds, list) else [kinds]):
             yield "the keyword 'format' is supported for strings only"
-    pattern = schema.get("pattern")
-    if pattern is not None and (reason := _pattern(pattern)):
-        yield f"the keyword 'pattern' cannot be enforced: {reason}"
+    pattern = schema.get("pattern", "")
+    said = patterns.refusal(pattern) if isinstance(pattern, str) else "it takes a string"
+    if said:
+        yield f"the keyword 'pattern' cannot be enforced: {said}"
+    for name in schema.get("patternProperties", ()):
+        if said := patterns.refusal(name):
+            yield f"the keyword 'patternProperties' cannot be enforced: {said}"
     required = schema.get("required", [])
     fewest = schema.get("minProperties", 0)
     if isinstance(required, list) and isinstance(fewest, int):
         certain = len(set(map(str, cast("list[Any]", required))))
         if fewest > max(1, certain):
             yield "the keyword 'minProperties' cannot be enforced beyond the required properties"
-
-
-@lru_cache(maxsize=256)
-def _pattern(pattern: Any) -> str:
-    """Why a pattern cannot be enforced; empty where it can."""
-    if not isinstance(pattern, str):
-        return "it takes a string"
-    reason = refusal("start: " + rule({"type": "string", "pattern": pattern}))
-    return reason.rpartition("error: ")[2]
 
 
 _NOWHERE: Any = object()

@@ -22,7 +22,7 @@ LAYERS = {
             *("transport.realtime", "transport.schema", "transport.objects", "transport.session_object"),
             *("llm.templates", "llm.stops", "llm.thinking", "llm.tools", "llm.reading", "llm.structured"),
             *("asr.recording", "asr.words", "asr.subtitles", "asr.languages"),
-            *("llm.grammars", "llm.chunks", "llm.slots"),
+            *("llm.grammars", "llm.patterns", "llm.chunks", "llm.slots"),
         ),
         LOGIC,
     ),
