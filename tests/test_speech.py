@@ -5,21 +5,23 @@ import base64
 import io
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from fakes import FakeVoice, fake_engines
 from starlette.requests import Request
 
 from antiphon.asr.formats import decode_file
-from antiphon.pipeline.errors import BadRequest, EngineFailed, NotFound
+from antiphon.pipeline.errors import BadRequest, EngineFailed, NotFound, RateLimited
 from antiphon.pipeline.events import Samples
 from antiphon.pipeline.metrics import Metrics
 from antiphon.pipeline.settings import Settings, load
-from antiphon.transport.http import ClientGone, Endpoint, Services
+from antiphon.transport.http import CLIENT, ClientGone, Endpoint, Services
 from antiphon.transport.models import Models, Served
+from antiphon.transport.server import running
 from antiphon.transport.session_object import OPENAI_VOICES
 from antiphon.transport.speech import SILENCE, Spoken, endpoints, speak, usage
 from antiphon.tts.base import Voice
@@ -38,6 +40,7 @@ class HeldVoice(FakeVoice):
         self.hold = asyncio.Event()
         self.asked = asyncio.Event()
         self.active = 0
+        self.left = asyncio.Event()
         self.deadlines: list[float] = []
 
     @asynccontextmanager
@@ -54,6 +57,7 @@ class HeldVoice(FakeVoice):
                 yield chunks
         finally:
             self.active -= 1
+            self.left.set()
 
 
 class MuteVoice(FakeVoice):
@@ -81,8 +85,9 @@ class BrokenVoice(FakeVoice):
 class Call:
     """One request to a handler, below any server: what was sent, and a client that can leave or stall."""
 
-    def __init__(self, endpoint: Endpoint, body: Any = None) -> None:
+    def __init__(self, endpoint: Endpoint, body: Any = None, client: Any = None) -> None:
         self._endpoint = endpoint
+        self._client = client
         self._body: bytes | None = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.sent: list[bytes] = []
         self.status = 0
@@ -95,6 +100,8 @@ class Call:
 
     async def run(self) -> "Call":
         scope = {"type": "http", "method": self._endpoint.method, "path": self._endpoint.path, "headers": []}
+        if self._client is not None:
+            scope[CLIENT] = self._client
         response = await self._endpoint.handler(Request(scope, self._receive))
         await response(scope, self._receive, self._send)
         return self
@@ -387,6 +394,58 @@ async def test_a_client_that_is_gone_before_its_body_is_read_is_nobody_to_answer
         call.leave.set()
         with pytest.raises(ClientGone):
             await call.run()
+
+
+@pytest.mark.server
+async def test_a16_a_socket_closed_in_the_middle_frees_the_voice() -> None:
+    voice = HeldVoice()
+    async with running(Settings(), engines=fake_engines(voice=voice)) as url, asyncio.timeout(20):
+        address = url.replace("ws://", "http://") + "/v1/audio/speech"
+        async with (
+            httpx.AsyncClient() as client,
+            client.stream("POST", address, json=ASK) as answer,
+            aclosing(answer.aiter_raw()) as pieces,
+        ):
+            assert answer.status_code == 200
+            await anext(pieces)
+            await voice.asked.wait()
+            voice.left.clear()
+        await voice.left.wait()
+        assert voice.active == 0
+
+
+class Account:
+    """What a key's client spends; `debt` makes it refuse."""
+
+    def __init__(self, *, debt: bool = False) -> None:
+        self.spent = 0.0
+        self.debt = debt
+
+    def spend_audio(self, seconds: float) -> None:
+        if self.debt:
+            raise RateLimited("wait")
+        self.spent += seconds
+
+
+async def test_sound_is_counted_against_the_key_and_a_key_in_debt_waits() -> None:
+    account = Account()
+    async with served(FakeVoice()) as paths:
+        endpoint = paths["/v1/audio/speech"]
+        call = await Call(endpoint, {**ASK, "response_format": "pcm"}, account).run()
+        assert account.spent == pytest.approx(len(call.body) / 2 / RATE)
+        with pytest.raises(RateLimited):
+            await Call(endpoint, ASK, Account(debt=True)).run()
+
+
+async def test_sound_that_was_made_is_counted_when_the_client_leaves() -> None:
+    voice, account = HeldVoice(), Account()
+    async with served(voice) as paths:
+        call = Call(paths["/v1/audio/speech"], ASK, account)
+        task = asyncio.create_task(call.run())
+        await voice.asked.wait()
+        call.leave.set()
+        await task
+    assert account.spent == pytest.approx(0.05 * len(voice.spoken[0]))
 
 
 async def test_conversations_come_first() -> None:

@@ -17,7 +17,7 @@ import asyncio
 import base64
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,12 +27,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..pipeline.engines import Engines
-from ..pipeline.errors import BadRequest
+from ..pipeline.errors import BadRequest, RateLimited
 from ..pipeline.events import Samples
 from ..tts.base import Synthesizer, Voice
 from ..tts.encoding import MEDIA_TYPES, Encoder, Format
 from ..tts.text import Clause, Clauses
-from .http import EVENT_STREAM, Endpoint, Services, Stream, answer, read_json, sse, sse_error
+from .http import EVENT_STREAM, Endpoint, Services, Stream, answer, read_json, spend_audio, sse, sse_error
 from .session_object import OPENAI_VOICES
 
 PATIENCE = 10.0
@@ -228,7 +228,8 @@ class Speech:
         voice = Voice(own, 1.0 if asked.speed is None else asked.speed)
         format = asked.response_format or "mp3"
         events = asked.stream_format == "sse"
-        body = _Body(services.engines.voice, asked.input, voice, format, services.new_id("speech"))
+        spend_audio(request, 0)  # a key in debt has to wait
+        body = _Body(services.engines.voice, asked.input, voice, format, services.new_id("speech"), request)
         return Stream(
             body.events() if events else body.audio(),
             media_type=EVENT_STREAM if events else MEDIA_TYPES[format],
@@ -250,10 +251,18 @@ class Speech:
 class _Body:
     """The two ways to send one answer."""
 
-    def __init__(self, synthesizer: Synthesizer, text: str, voice: Voice, format: Format, owner: str) -> None:
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        text: str,
+        voice: Voice,
+        format: Format,
+        owner: str,
+        request: Request,
+    ) -> None:
         self._text = text
         sounds = _spoken_at_all(_sounds(synthesizer, text, voice, owner), text, voice)
-        self._pieces = _encoded(sounds, format, synthesizer.sample_rate)
+        self._pieces = _counted(_encoded(sounds, format, synthesizer.sample_rate), request)
 
     @asynccontextmanager
     async def audio(self) -> AsyncGenerator[AsyncIterator[bytes], None]:
@@ -292,6 +301,19 @@ async def _spoken_at_all(
         raise BadRequest(
             f"The voice {voice.name!r} can say nothing of this input.", param="input", code="invalid_value"
         )
+
+
+async def _counted(pieces: AsyncGenerator[Spoken, None], request: Request) -> AsyncGenerator[Spoken, None]:
+    """The pieces; their sound is counted against the client's key, however they end."""
+    seconds = 0.0
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                seconds += piece.seconds
+                yield piece
+    finally:
+        with suppress(RateLimited):  # what began is finished; what comes next has to wait
+            spend_audio(request, seconds)
 
 
 def usage(text: str, seconds: float) -> Mapping[str, Any]:
