@@ -85,14 +85,14 @@ def token_entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 class _Base64:
-    """Bytes to base64 of which any pieces joined are base64 again."""
+    """Bytes to base64 of which any pieces joined are base64 again, and each is of whole 16-bit samples."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def push(self, data: bytes) -> str:
         data = self._rest + data
-        whole = len(data) // 3 * 3
+        whole = len(data) // 6 * 6
         self._rest = data[whole:]
         return base64.b64encode(data[:whole]).decode()
 
