@@ -27,7 +27,7 @@ from .limits import Allowance, Meter, Meters
 EPHEMERAL = "ek_"
 SUBPROTOCOL = "openai-insecure-api-key."
 
-MOST_SECRETS = 10_000
+MOST_SECRETS = 4096
 """Ephemeral secrets that are good at a time; the next is refused until one has expired."""
 
 ANYBODY = ""

@@ -51,14 +51,12 @@ class Cors:
         }
 
     def preflight(self, origin: str, wanted: str) -> Mapping[str, str]:
-        """The answer to a preflight. wanted: the header names that the page will send, with commas between."""
-        said = self.headers(origin)
-        if "Access-Control-Allow-Origin" not in said:
-            return said
+        """What the answer to a preflight has besides. wanted: names of the headers that the page will send."""
+        if not self.allows(origin):
+            return {}
         names = [name.strip().lower() for name in wanted.split(",")]
         granted = [name for name in names if name in HEADERS or name.startswith(PREFIXES)]
         return {
-            **said,
             "Access-Control-Allow-Methods": METHODS,
             "Access-Control-Allow-Headers": ", ".join(granted or sorted(HEADERS)),
             "Access-Control-Max-Age": str(MAX_AGE),

@@ -144,7 +144,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         async for piece in request.stream():
             size += len(piece)
             if size > limit:
-                raise TooLarge(f"The body is larger than {limit} bytes (http.max_body_bytes).")
+                raise TooLarge(f"The body is larger than {limit} bytes, the most that is read here.")
             pieces.append(piece)
     except ClientDisconnect as error:
         raise ClientGone from error
@@ -208,9 +208,13 @@ def validated(value: Any, model: type[Model]) -> Model:
 def refusal(error: ValidationError, value: Any) -> BadRequest:
     """What is wrong with a body, as OpenAI says it: the first fault, `param` its path."""
     faults = error.errors(include_url=False, include_input=False)
-    # Of a union, every branch reports; the deepest fault is of the branch that was meant.
     paths = [_path(fault, value) for fault in faults]
-    best = max(range(len(faults)), key=lambda i: (len(paths[i]), -i))
+
+    def meant(i: int) -> tuple[int, bool, int]:
+        # Of a union every branch reports. The one that was meant went deepest, or is at least of the type.
+        return len(paths[i]), not faults[i]["type"].endswith("_type"), -i
+
+    best = max(range(len(faults)), key=meant)
     fault, param = faults[best], "".join(_joined(paths[best])) or None
     match fault["type"]:
         case "missing":
@@ -280,9 +284,9 @@ def _finite(text: str) -> float:
 def _deeper(value: Any, levels: int) -> bool:
     """Some container lies within `levels` others. Level by level, for a recursion could be too deep itself."""
     layer: list[Any] = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         layer = [inner for outer in layer for inner in _within(outer)]
-    return bool(layer)
+    return any(isinstance(value, (dict, list)) for value in layer)
 
 
 def _within(value: Any) -> Iterable[Any]:

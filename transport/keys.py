@@ -88,8 +88,11 @@ class KeyRing:
     def added(self, key: Key) -> KeyRing:
         return KeyRing((*self.keys, key))
 
-    def revoked(self, id: str, now: int) -> KeyRing:
-        """Without the key of this id, or of this name if it is the only one. Raises SettingsError."""
+    def revoked(self, id: str, now: int) -> tuple[KeyRing, Key]:
+        """Without the key of this id, or of this name if it is the only one; and that key.
+
+        Raises SettingsError when there is no such key.
+        """
         named = [key for key in self.keys if id == key.id] or [key for key in self.active if id == key.name]
         if len(named) != 1:
             ids = ", ".join(key.id for key in named)
@@ -97,9 +100,9 @@ class KeyRing:
                 f"is the name of several: {ids}" if named else "is no key here; `antiphon keys list` has them"
             )
             raise SettingsError(f"{id!r} {why}")
-        if named[0].revoked is not None:
-            return self
-        return KeyRing(tuple(replace(key, revoked=now) if key == named[0] else key for key in self.keys))
+        (key,) = named
+        gone = key if key.revoked is not None else replace(key, revoked=now)
+        return KeyRing(tuple(gone if each is key else each for each in self.keys)), gone
 
 
 def new_key(

@@ -36,7 +36,7 @@ from ..pipeline.events import SessionConfig
 from ..pipeline.metrics import Metrics, TurnTrace
 from ..pipeline.session import Session
 from ..pipeline.settings import ServerSettings, Settings
-from . import routes
+from . import openapi, routes
 from .auth import EphemeralSecrets, Gate
 from .engines import load_engines
 from .http import Endpoint, Services, answer
@@ -103,9 +103,11 @@ class Application:
             offer=offer,
             secrets=ephemeral,
         )
+        listed = list(routes.endpoints(services))
+        upgrade = Endpoint("GET", REALTIME, _upgrade, "A websocket", public=True)
         self._realtime = Realtime(settings, offer, open_session, metrics, new_id=new_id, time=time.time)
         self._surface = Surface(
-            [*routes.endpoints(services), Endpoint("GET", REALTIME, _upgrade, "A websocket", public=True)],
+            [*listed, openapi.endpoint(listed), upgrade],
             Gate(settings.auth, keys, ephemeral, time=time.monotonic, unix=time.time),
             settings.http,
             metrics,
