@@ -16,6 +16,9 @@ from ..pipeline.errors import RateLimited
 
 MINUTE = 60.0
 
+ROUNDING = 1e-6
+"""What many small fillings may lack, so that who waited as long as told does not wait again."""
+
 
 class Bucket:
     """per_minute: the allowance, above 0; it begins full."""
@@ -40,7 +43,8 @@ class Bucket:
 
     def wait(self, amount: float, now: float) -> float:
         """Seconds until `amount`, at most the allowance, is there; 0 if it is."""
-        return max(0.0, amount - self.level(now)) * MINUTE / self.per_minute
+        short = amount - self.level(now)
+        return short * MINUTE / self.per_minute if short > ROUNDING else 0.0
 
     def reset(self, now: float) -> float:
         """Seconds until it is full."""

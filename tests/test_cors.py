@@ -1,0 +1,43 @@
+"""What pages of the web are told."""
+
+import pytest
+
+from antiphon.transport.cors import Cors
+
+PAGE = "https://page.example"
+
+
+def test_no_page_no_word() -> None:
+    assert Cors("*").headers(None) == {}
+
+
+def test_everybody() -> None:
+    said = Cors("*").headers(PAGE)
+    assert said["Access-Control-Allow-Origin"] == "*"
+    exposed = said["Access-Control-Expose-Headers"].split(", ")
+    assert {"x-request-id", "retry-after", "x-ratelimit-remaining-requests"} <= set(exposed)
+    assert "Access-Control-Allow-Credentials" not in said
+
+
+def test_some() -> None:
+    cors = Cors("https://other.example, https://page.example/")
+    assert cors.headers(PAGE)["Access-Control-Allow-Origin"] == PAGE
+    assert cors.headers(PAGE)["Vary"] == "Origin"
+    assert cors.headers("https://evil.example") == {"Vary": "Origin"}
+    assert cors.headers("https://page.example.evil.example") == {"Vary": "Origin"}
+    assert cors.preflight("https://evil.example", "authorization") == {}
+
+
+@pytest.mark.parametrize("origin", [PAGE, "null"])
+def test_none(origin: str) -> None:
+    assert "Access-Control-Allow-Origin" not in Cors("").headers(origin)
+
+
+def test_a_preflight_grants_the_headers_of_openais_clients_and_no_others() -> None:
+    wanted = "authorization, Content-Type,openai-organization,x-stainless-os,x-evil"
+    said = Cors("*").preflight(PAGE, wanted)
+    assert said["Access-Control-Allow-Headers"] == (
+        "authorization, content-type, openai-organization, x-stainless-os"
+    )
+    assert "POST" in said["Access-Control-Allow-Methods"]
+    assert "authorization" in Cors("*").preflight(PAGE, "")["Access-Control-Allow-Headers"]
