@@ -10,7 +10,7 @@ schema is refused with the keyword and its place. What is refused beyond what th
     references elsewhere       only "#" and "#/...", none that lead in a circle, no nested `$id`
     patterns that name a quotation mark, a backslash or a control character (see patterns)
     minProperties over the number of required properties, and over 1: names of further ones may repeat
-    schemas over 64 KiB of JSON, nested over 64 levels
+    counts of items or properties over 1000, schemas over 64 KiB of JSON or nested over 64 levels
 
 Properties come in the order of `properties`; a model is not free in that. There is one space after each colon
 and comma and no other, as a small model that may add whitespace may add it for ever.
@@ -31,6 +31,7 @@ from .base import JsonSchema
 
 MAX_BYTES = 65_536
 MAX_DEPTH = 64
+MAX_COUNT = 1000
 
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -181,6 +182,10 @@ def _keywords(schema: Mapping[str, Any], *, nested: bool) -> Iterator[str]:
         least, most = schema.get(low), schema.get(high)
         if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
             yield f"the keywords '{low}' and '{high}' contradict each other"
+    for key in ("minItems", "maxItems", "minProperties", "maxProperties"):
+        # The grammar grows by each.
+        if isinstance(count := schema.get(key), int | float) and count > MAX_COUNT:
+            yield f"the keyword '{key}' is supported up to {MAX_COUNT}"
     form = schema.get("format")
     if form is not None:
         kinds = schema.get("type", "string")

@@ -203,7 +203,7 @@ def test_a12_the_matrix_knows_every_keyword_that_is_enforced() -> None:
         ({"type": "string", "pattern": 3}, "'pattern'"),
         ({"enum": ["x" * MAX_BYTES]}, "bytes"),
         ({"const": float("nan")}, "not JSON"),
-        ({"type": "array", "items": {}, "maxItems": 3_000_000}, "too large"),
+        ({"type": "array", "items": {}, "maxItems": 1001}, "'maxItems'.* 1000"),
         ({"allOf": [{"anyOf": [{"const": [i, j]} for j in range(40)]} for i in range(4)]}, "."),
     ],
 )
@@ -291,6 +291,7 @@ async def test_every_output_that_ends_fits_its_schema(model: LlamaCpp) -> None:
     async with asyncio.TaskGroup() as tasks:
         for case in HELD:
             tasks.create_task(one(case))
+    print(f"{len(HELD) - len(unfinished)} of {len(HELD)} ended; cut off: {unfinished}")
     assert len(unfinished) < len(HELD) / 10, unfinished
 
 
