@@ -93,7 +93,7 @@ TURN = (_Step(), _Step(full=True), _Step(full=True, beam=5))
 RECORDING = (_Step(beam=5), _Step(full=True, beam=5), *(_Step(True, 1, t) for t in (0.2, 0.4, 0.6, 0.8, 1.0)))
 """How a recording's is."""
 
-COUNTING = re.compile(r"1( \d)+")
+COUNTING = re.compile(r"1( \d)+|123\d*|one( two| three| four| five| six)+")
 """What a plucked instrument sounds like to it."""
 
 

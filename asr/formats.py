@@ -86,6 +86,11 @@ def _open(source: Source, stack: ExitStack) -> InputContainer:
             raise BadRequest(f"Cannot open {source}: {error.strerror}.", param="file") from error
     else:
         file = source
+    if file.seekable():
+        magic = file.read(4)
+        file.seek(0)
+        if magic == b"RIFX":  # FFmpeg takes its samples for little-endian: noise
+            raise BadRequest("The file is a big-endian WAV (RIFX), which is not supported.", param="file")
     try:
         # FFmpeg is given the file, not its name: a name could be a URL, or overrule the content.
         options = {"format_whitelist": _CONTAINERS}
