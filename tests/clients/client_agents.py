@@ -68,38 +68,39 @@ async def check_stream() -> None:
         assert text == result.final_output, name
 
 
+def forecaster(model, cities: list[str]) -> Agent:
+    """Calls its tool and answers with what that says: a small model would ask again and again."""
+
+    @function_tool
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        cities.append(city)
+        return "It is sunny."
+
+    return Agent(
+        "Forecaster",
+        tools=[weather],
+        model=model,
+        model_settings=settings(tool_choice="required"),
+        tool_use_behavior="stop_on_first_tool",
+    )
+
+
 async def check_tools() -> None:
     for name, model in models().items():
         cities: list[str] = []
-
-        @function_tool
-        def weather(city: str) -> str:
-            """The weather in a city."""
-            cities.append(city)  # noqa: B023
-            return "It is sunny."
-
-        agent = Agent(
-            "Forecaster", tools=[weather], model=model, model_settings=settings(tool_choice="required")
-        )
-        result = await Runner.run(agent, "What is the weather in Paris?", max_turns=4)
+        result = await Runner.run(forecaster(model, cities), "What is the weather in Paris?")
         assert cities, name
-        assert result.final_output, name
+        assert result.final_output == "It is sunny.", name
+        listener = Agent("Listener", model=model, model_settings=settings(max_tokens=24))
+        history = [*result.to_input_list(), {"role": "user", "content": "Thank you. Say goodbye."}]
+        assert (await Runner.run(listener, history)).final_output, name
 
 
 async def check_tools_streamed() -> None:
     for name, model in models().items():
         cities: list[str] = []
-
-        @function_tool
-        def weather(city: str) -> str:
-            """The weather in a city."""
-            cities.append(city)  # noqa: B023
-            return "It is sunny."
-
-        agent = Agent(
-            "Forecaster", tools=[weather], model=model, model_settings=settings(tool_choice="required")
-        )
-        result = Runner.run_streamed(agent, "What is the weather in Paris?", max_turns=4)
+        result = Runner.run_streamed(forecaster(model, cities), "What is the weather in Paris?")
         kinds = [
             event.name async for event in result.stream_events() if event.type == "run_item_stream_event"
         ]

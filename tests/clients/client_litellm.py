@@ -47,10 +47,10 @@ def check_chat() -> None:
 
 
 def check_stream() -> None:
-    whole = litellm.completion(**CHAT, messages=asks("Count to five."))
+    whole = litellm.completion(**CHAT, messages=asks("Say hello."))
     chunks = list(
         litellm.completion(
-            **CHAT, messages=asks("Count to five."), stream=True, stream_options={"include_usage": True}
+            **CHAT, messages=asks("Say hello."), stream=True, stream_options={"include_usage": True}
         )
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
