@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 import pytest
-from asking import Exchange
+from exchange import Exchange
 from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.pipeline.errors import AntiphonError, BadRequest, EngineFailed, Overloaded, TooLarge

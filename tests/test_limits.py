@@ -62,7 +62,7 @@ def test_requests() -> None:
     assert error.headers() == {"Retry-After": "30"}
     assert meter.headers(0)["x-ratelimit-reset-requests"] == "1m0s"
     assert refused(meter, 29.5).headers() == {"Retry-After": "1"}
-    assert refused(meter, 29.999999).headers() == {"Retry-After": "1"}
+    assert refused(meter, 29.99).headers() == {"Retry-After": "1"}
     meter.request(30)
     assert meter.headers(30)["x-ratelimit-remaining-requests"] == "0"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import health, model_endpoints, speech, transcriptions
+from . import chat, client_secrets, completions, health, model_endpoints, speech, tokens, transcriptions
 from .http import Endpoint, Services
 
 
@@ -12,5 +12,9 @@ def endpoints(services: Services) -> Iterator[Endpoint]:
     """In the order of the OpenAPI document. A module that serves something has an `endpoints` of its own."""
     yield from health.endpoints(services)
     yield from model_endpoints.endpoints(services)
+    yield from client_secrets.endpoints(services)
+    yield from tokens.endpoints(services)
+    yield from chat.endpoints(services)
+    yield from completions.endpoints(services)
     yield from speech.endpoints(services)
     yield from transcriptions.endpoints(services)
