@@ -17,7 +17,7 @@ from antiphon.pipeline.errors import AntiphonError
 from antiphon.pipeline.events import Usage
 from antiphon.pipeline.metrics import Metrics
 from antiphon.pipeline.settings import Settings
-from antiphon.transport.http import Endpoint, Services, refused
+from antiphon.transport.http import ClientGone, Endpoint, Services, refused
 from antiphon.transport.models import Models, Served
 
 MODELS = Models((Served("talker", "chat"), Served("hearer", "transcription"), Served("voice", "speech")))
@@ -153,6 +153,8 @@ async def ask(endpoint: Endpoint, body: Any, *, leave: Callable[[], Any] | None 
     try:
         response = await endpoint.handler(Request(scope, receive))
         await response(scope, receive, send)
+    except ClientGone:
+        pass
     except AntiphonError as error:
         await refused(error)(scope, receive, send)
     return answer
