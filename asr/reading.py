@@ -38,8 +38,8 @@ VAD_FRAMES = 32
 """At most so many frames go to the detector in one call, so that conversations need not wait for it."""
 AHEAD = 2
 """Chunks that may wait for the recogniser."""
-DEPTH = 2
-"""How often a part of a part that was not read is read again."""
+DEPTH = 4
+"""How often what was not read is read again: the rest of the rest, or halves of halves, which count double."""
 
 log = logging.getLogger(__name__)
 
@@ -156,9 +156,10 @@ class Recording:
             self.language = found.language
         kept, again = unread(chunk, found)
         parts: list[Part] = []
-        if depth:
+        left = depth - (1 if kept.segments else 2)
+        if left >= 0:
             for part in again:
-                parts += await self._read(part, depth - 1)
+                parts += await self._read(part, left)
         return arranged((chunk, kept), parts)
 
     async def _decode(self, chunk: Chunk) -> Transcription:

@@ -55,7 +55,7 @@ def _placed(cues: Iterable[Cue]) -> Iterator[tuple[int, int, str]]:
         text = " ".join(cue.text.split())
         if text:
             start = max(milliseconds(cue.start), last)
-            last = max(milliseconds(cue.end), start)
+            last = max(milliseconds(cue.end), start + 1)  # players refuse a cue of no length
             yield start, last, text
 
 
