@@ -55,6 +55,7 @@ class ToolParser:
         self._pieces: list[Piece] = []
         self._state: Callable[[], bool] = self._start
         self._undecided = False
+        self._named = False
         self._fenced = False
         self._object, self._around = _Nesting(0), _Nesting(1)
         self.calls = 0
@@ -73,13 +74,11 @@ class ToolParser:
         return self._taken()
 
     def finish(self) -> list[Piece]:
-        """What is held back, as nothing follows. Of a call whose name is not complete, nothing."""
-        text = self._buffer.lstrip()
-        if (
-            self._state in (self._start, self._text)
-            and not text.startswith(OPEN)
-            and (text or not self.calls)
-        ):
+        """What is held back, as nothing follows. Of a call that has surely begun, nothing."""
+        begun = self._buffer.lstrip().startswith(OPEN) or (
+            self._state == self._start and (self._named or self.calls > 0)
+        )
+        if self._state in (self._start, self._text) and not begun:
             self._out(len(self._buffer))
         self._drop(len(self._buffer))
         return self._taken()
@@ -156,6 +155,7 @@ class ToolParser:
         """Begin a call if the buffer begins with one, up to its arguments."""
         end, found, fits = _match(self._buffer, (*lead, *_OBJECT, self._names, *_ARGUMENTS))
         self._undecided = fits == "more"
+        self._named = self._undecided and any(part in self._names for part in found)
         if fits != "yes":
             return False
         name = next(part for part in found if part in self._names)

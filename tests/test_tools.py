@@ -168,6 +168,22 @@ def test_a6_cut_anywhere_it_gives_what_is_certain_and_no_markup(size: int) -> No
             assert read.text == reply, "which may have become anything"
 
 
+@pytest.mark.parametrize(
+    ("reply", "text", "calls"),
+    [
+        ('{"name": "now", "arg', "", 0),
+        ('```json\n{"name": "now"', "", 0),
+        ('{"name": "no', '{"name": "no', 0),
+        ('{"name": "now", "arguments": {}}\n```json\n{"na', "", 1),
+        ('{"name": "now", "arguments": {}} ', "", 1),
+    ],
+)
+def test_a6_a_bare_call_that_is_cut_is_no_text_once_it_has_a_name(reply: str, text: str, calls: int) -> None:
+    for pieces in ([reply], list(reply)):
+        read = run(pieces)
+        assert (read.text, len(read.calls), read.size) == (text, calls, len(reply))
+
+
 def test_a7_no_more_than_one_call_where_one_is_allowed() -> None:
     reply = tagged("now", "{}") + "\n" + tagged("now", "{}") + " and so on"
     for pieces in ([reply], list(reply)):
