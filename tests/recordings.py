@@ -88,7 +88,8 @@ class Listener:
 
 
 class Upload:
-    """One form sent to a handler, below any server. pieces: of its body; the client may leave."""
+    """One form sent to a handler, below any server. leave: set, the client goes, before its form
+    has ended or after."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class Upload:
         piece: int = 65_536,
     ) -> None:
         self._endpoint = endpoint
-        whole = form(fields, file, filename=filename) if body is None else body
-        self._pieces = [whole[at : at + piece] for at in range(0, len(whole), piece)] or [b""]
+        self._whole = form(fields, file, filename=filename) if body is None else body
+        self._at, self._piece = 0, piece
         kind = {"content-type": "multipart/form-data; boundary=edge", **(headers or {})}
         self._headers = [(name.encode(), value.encode()) for name, value in kind.items()]
         self.sent: list[bytes] = []
@@ -130,8 +131,11 @@ class Upload:
         return Request(scope, self.receive)
 
     async def receive(self) -> dict[str, Any]:
-        if self._pieces:
-            return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
+        if self._at < max(1, len(self._whole)):
+            piece = self._whole[self._at : self._at + self._piece]
+            self._at += self._piece
+            more = self._at < len(self._whole) or self.leave.is_set()
+            return {"type": "http.request", "body": piece, "more_body": more}
         await self.leave.wait()
         return {"type": "http.disconnect"}
 
@@ -149,7 +153,7 @@ class Upload:
 
     @property
     def unread(self) -> int:
-        return sum(map(len, self._pieces))
+        return max(0, len(self._whole) - self._at)
 
 
 def form(fields: Iterable[tuple[str, str]], file: bytes | None, *, filename: str = "upload") -> bytes:

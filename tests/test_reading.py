@@ -1,134 +1,180 @@
-"""A reply read in one pass: the three filters in a row, and the tokens that belong to what is told."""
+"""The shell that reads a file: what overlaps, what is bounded, and who goes first."""
 
-from __future__ import annotations
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
-from typing import Any
+import numpy as np
+import pytest
+from fakes import FakeChat, FakeVoice, hear
+from recordings import Listener, spoken, texts, wav
 
-from hypothesis import given
-from hypothesis import strategies as st
+from antiphon.asr.base import SAMPLE_RATE, Reading, Transcription, Window
+from antiphon.asr.reading import PATIENCE, Recording, Task, read
+from antiphon.asr.recording import Passage
+from antiphon.pipeline.engines import Engines, VadInput, VadOutput
+from antiphon.pipeline.errors import BadRequest, EngineFailed
+from antiphon.pipeline.worker import Worker
 
-from antiphon.llm.base import Delta, TokenLogprob
-from antiphon.llm.reading import Reading
-from antiphon.llm.thinking import ThinkingSplitter
-from antiphon.llm.tools import ToolParser
-from antiphon.pipeline.events import Usage
-
-CALL = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
-USAGE = Usage(3, 2, 1)
-
-
-def reading(*stop: str, thinking: bool = False, tools: bool = False, parallel: bool = True) -> Reading:
-    parser = ToolParser(["now"], new_id=lambda: "call_1", parallel=parallel) if tools else None
-    return Reading(stop, thinking=ThinkingSplitter() if thinking else None, tools=parser)
-
-
-def token(text: str) -> TokenLogprob:
-    return TokenLogprob(text, -1.0, text.encode())
+STARTS = [0.4 + 1.1 * n for n in range(100)]
+LONG = wav(spoken(STARTS, 115.0))
 
 
-def read(what: Reading, pieces: list[str], reason: Any = "stop") -> list[Delta]:
-    deltas: list[Delta] = []
-    for piece in pieces:
-        if what.over:
-            break
-        if (delta := what.push(piece, [token(piece)])) is not None:
-            deltas.append(delta)
-    return [*deltas, what.finish(reason, USAGE)]
+class Held(Listener):
+    """A recogniser that waits, on its thread, until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.asked = threading.Event()
+
+    def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+        self.asked.set()
+        self.go.wait(20)
+        return super().transcribe(windows)
 
 
-def joined(deltas: list[Delta]) -> tuple[str, str, str, list[str]]:
-    """(text, thoughts, arguments, tokens)"""
-    return (
-        "".join(delta.text for delta in deltas),
-        "".join(delta.reasoning for delta in deltas),
-        "".join(call.arguments for delta in deltas for call in delta.calls),
-        [one.token for delta in deltas for one in delta.logprobs],
-    )
+@asynccontextmanager
+async def engines(listener: Listener) -> AsyncIterator[Engines]:
+    asr: Worker[Window, Transcription] = Worker("asr", listener.transcribe)
+    vad: Worker[VadInput, VadOutput] = Worker("vad", hear)
+
+    async def multilingual() -> Worker[Window, Transcription]:
+        return asr
+
+    try:
+        yield Engines(asr, multilingual, lambda window: 0, vad, FakeChat(), FakeVoice())
+    finally:
+        await asr.aclose()
+        await vad.aclose()
 
 
-def test_a_plain_reply_is_passed_on_piece_by_piece_with_its_tokens() -> None:
-    deltas = read(reading(), ["Hi", " you", ""])
-    assert [delta.text for delta in deltas] == ["Hi", " you", "", ""]
-    assert [len(delta.logprobs) for delta in deltas] == [1, 1, 1, 0]
-    assert deltas[-1] == Delta("", "stop", USAGE)
+async def everything(recording: Recording) -> list[Passage]:
+    return [passage async for passage in recording.passages()]
 
 
-def test_thoughts_calls_and_text_are_told_apart() -> None:
-    pieces = ["<think>", "hm", "</think>", "\n\n", "I look.", *CALL, "\n"]
-    deltas = read(reading("zzz", thinking=True, tools=True), pieces)
-    assert joined(deltas) == ("I look.", "hm", '{"a": 1}', pieces)
-    assert deltas[-1].finish_reason == "tool_calls"
-
-
-def test_a9_tokens_are_told_with_their_text_and_never_before() -> None:
-    what = reading("stop here")
-    assert what.push("a", [token("a")]) == Delta("a", logprobs=(token("a"),))
-    assert what.push(" stop", [token(" stop")]) == Delta(" "), "half a token's text; the token waits"
-    assert what.push(" it", [token(" it")]) == Delta("stop it", logprobs=(token(" stop"), token(" it")))
-
-
-def test_a4_tokens_beyond_a_stop_string_are_never_told() -> None:
-    pieces = ["one", " two", " th", "ree", " four"]
-    for stop, text, tokens in (
-        ("wo", "one t", ["one", " two"]),
-        (" two", "one", ["one"]),
-        ("three", "one two ", ["one", " two", " th"]),
-        ("one", "", []),
-        ("five", "one two three four", pieces),
+async def test_a_long_file_is_read_whole() -> None:
+    listener = Listener()
+    async with (
+        engines(listener) as them,
+        read(them, them.english, io.BytesIO(LONG), Task("one")) as recording,
     ):
-        assert joined(read(reading(stop), pieces)) == (text, "", "", tokens), stop
+        passages = await everything(recording)
+    assert "".join(p.lead + p.text for p in passages) == texts(range(100))
+    assert max(abs(p.start - s) for p, s in zip(passages, STARTS, strict=True)) < 0.05
+    assert (recording.seconds, recording.language) == (115.0, "de")
+    # What was detected first holds for the whole file.
+    assert [window.language for window in listener.windows] == [None] + ["de"] * (len(listener.windows) - 1)
+    assert all(window.final and window.reading == Reading() for window in listener.windows)
 
 
-def test_a4_stop_strings_end_text_and_not_thoughts_or_arguments() -> None:
-    pieces = ["<think>a: 1</think>", "b", *CALL, "\nc a: 1"]
-    deltas = read(reading("a", thinking=True, tools=True), pieces)
-    assert joined(deltas)[:3] == ("bc ", "a: 1", '{"a": 1}')
-    assert joined(read(reading("bx", tools=True), ["b", CALL, "x"]))[0] == "bx", "a call came between"
+async def test_words_come_before_the_file_is_decoded() -> None:
+    sound = wav(spoken([0.4 + 1.1 * n for n in range(230)], 1800.0))
+    async with (
+        engines(Listener()) as them,
+        read(them, them.english, io.BytesIO(sound), Task("one")) as recording,
+    ):
+        passages = recording.passages()
+        first = await anext(passages)
+        assert first.text == "w0"
+        assert recording.seconds < 600
+        await passages.aclose()
 
 
-def test_a6_a_reply_cut_in_its_arguments_says_so() -> None:
-    deltas = read(reading(tools=True), [CALL[:44]], "length")
-    assert joined(deltas)[2] == '{"a'
-    assert deltas[-1].finish_reason == "length"
+async def test_what_waits_for_the_recogniser_is_bounded() -> None:
+    listener = Held()
+    sound = wav(spoken([0.4 + 1.1 * n for n in range(230)], 255.0))
+    async with (
+        engines(listener) as them,
+        read(them, them.english, io.BytesIO(sound), Task("one")) as recording,
+    ):
+        reading = asyncio.create_task(everything(recording))
+        await asyncio.to_thread(listener.asked.wait, 20)
+        while not recording._chunks.full():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert recording.seconds < 160
+        listener.go.set()
+        assert len(await reading) == 230
 
 
-def test_a7_after_the_one_call_that_is_allowed_it_is_over() -> None:
-    what = reading(tools=True, parallel=False)
-    assert what.may_end
-    deltas = read(what, [CALL + "\n", CALL])
-    assert what.over
-    assert [call.name for delta in deltas for call in delta.calls if call.id] == ["now"]
-    assert deltas[-1].finish_reason == "tool_calls"
+async def test_a16_leaving_frees_the_queue_at_once() -> None:
+    listener = Held()
+    async with engines(listener) as them:
+        async with read(them, them.english, io.BytesIO(LONG), Task("one")) as recording:
+            reading = asyncio.create_task(everything(recording))
+            await asyncio.to_thread(listener.asked.wait, 20)
+            waiting = asyncio.create_task(
+                them.english.submit(Window(np.zeros(100, np.float32)), owner="two", deadline=0.0)
+            )
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading])
+        assert len(them.english) == 1  # the other's work
+        listener.go.set()
+        await waiting
+    assert len(listener.windows) == 2
 
 
-def test_only_what_may_end_early_needs_counting() -> None:
-    assert not reading().may_end
-    assert not reading(tools=True).may_end
-    assert reading("x").may_end
+async def test_conversations_go_first() -> None:
+    listener = Held()
+    async with engines(listener) as them:
+        now = asyncio.get_running_loop().time()
+        turn = Window(np.full(1000, 0.5, np.float32))
+        async with read(them, them.english, io.BytesIO(LONG), Task("file")) as recording:
+            reading = asyncio.create_task(everything(recording))
+            await asyncio.to_thread(listener.asked.wait, 20)
+            others = [Window(np.zeros(100 + n, np.float32), reading=Reading()) for n in range(3)]
+            jobs = [
+                asyncio.create_task(them.english.submit(w, owner="f", deadline=now + PATIENCE))
+                for w in others
+            ]
+            await asyncio.sleep(0)
+            spoken_to = asyncio.create_task(them.english.submit(turn, owner="turn", deadline=now + 1.0))
+            await asyncio.sleep(0)
+            listener.go.set()
+            await asyncio.gather(spoken_to, *jobs, reading)
+    assert listener.windows[1] is turn
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            ["a", "b", "ab", "<", "<th", "ink>", "</think>", "\n", CALL, CALL[:9], CALL[9:], "é", ""]
-        )
-    ),
-    st.lists(st.text("ab\n<", min_size=1, max_size=3), max_size=2),
-    st.booleans(),
-    st.booleans(),
-)
-def test_a3_any_pieces_give_the_same_and_every_token_is_told_once(
-    pieces: list[str], stops: list[str], thinking: bool, tools: bool
-) -> None:
-    deltas = read(reading(*stops, thinking=thinking, tools=tools), pieces)
-    whole = read(reading(*stops, thinking=thinking, tools=tools), ["".join(pieces)])
-    text, thoughts, arguments, tokens = joined(deltas)
-    assert (text, thoughts, arguments) == joined(whole)[:3]
-    assert deltas[-1].finish_reason == whole[-1].finish_reason
-    assert not any(stop in text for stop in stops)
-    assert tokens == pieces[: len(tokens)]
-    if not stops:
-        assert tokens == pieces
-    if not thinking and not tools:
-        assert "".join(tokens).startswith(text)
-        assert not tokens or len("".join(tokens[:-1])) <= len(text)
+async def refused(file: bytes, task: Task) -> BadRequest:
+    async with engines(Listener()) as them, read(them, them.english, io.BytesIO(file), task) as recording:
+        with pytest.raises(BadRequest) as caught:
+            await everything(recording)
+    return caught.value
+
+
+async def test_what_is_no_recording_and_what_is_too_long() -> None:
+    error = await refused(b"<html>", Task("one"))
+    assert (error.status, error.param) == (400, "file")
+    error = await refused(LONG, Task("one", max_seconds=60.0))
+    assert (error.status, error.param, error.code) == (400, "file", "audio_too_long")
+
+
+async def test_a_recogniser_that_fails_is_ours_to_answer_for() -> None:
+    class Broken(Listener):
+        def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+            raise ValueError("private")
+
+    async with (
+        engines(Broken()) as them,
+        read(them, them.english, io.BytesIO(LONG), Task("one")) as recording,
+    ):
+        with pytest.raises(EngineFailed) as caught:
+            await everything(recording)
+    assert "private" not in caught.value.message
+
+
+async def test_silence_is_never_read() -> None:
+    listener = Listener()
+    silence = wav(np.zeros(60 * SAMPLE_RATE, np.float32))
+    async with (
+        engines(listener) as them,
+        read(them, them.english, io.BytesIO(silence), Task("one")) as recording,
+    ):
+        assert await everything(recording) == []
+        assert (recording.seconds, recording.language) == (60.0, None)
+    assert listener.windows == []
