@@ -46,9 +46,11 @@ def grammar(schema: JsonSchema | None, use: ToolUse, thoughts: Thoughts = "none"
     rules = _rules(schema, use, thoughts)
     if rules is None:
         return None
-    if thoughts != "none":
+    if thoughts == "none":
+        rules += "start: reply\n"
+    else:
         lead = "thoughts" if thoughts == "begun" else "(thoughts_open thoughts)?"
-        rules = rules.replace("start:", "reply:", 1) + (
+        rules += (
             f"start: {lead} reply\n"
             f"thoughts_open: {_literal(thinking.OPEN)}\n"
             f"thoughts: thoughts_end (/[ \\n]{{1,4}}/)?\n"
@@ -60,9 +62,9 @@ def grammar(schema: JsonSchema | None, use: ToolUse, thoughts: Thoughts = "none"
 def _rules(schema: JsonSchema | None, use: ToolUse, thoughts: Thoughts) -> str | None:
     answer = None if schema is None else structured.rule(schema)
     if not use.tools:
-        return None if answer is None else f"start: {answer}\n"
+        return None if answer is None else f"reply: {answer}\n"
     if use.mode == "none":
-        return f"start: {answer}\n" if answer else f"start: TEXT\nTEXT: {_ANY} & ~{_having(tools.OPEN)}\n"
+        return f"reply: {answer}\n" if answer else f"reply: TEXT\nTEXT: {_ANY} & ~{_having(tools.OPEN)}\n"
     offered = [tool for tool in use.tools if use.name in (None, tool.name)]
     if not offered:
         raise BadRequest(f"There is no tool named '{use.name}'.", param="tool_choice")
@@ -74,7 +76,7 @@ def _rules(schema: JsonSchema | None, use: ToolUse, thoughts: Thoughts) -> str |
     if use.mode == "required" or answer:
         more = f"({_literal(_NEWLINE)} tagged)*" if use.parallel else ""
         lines += [
-            f"start: tagged {more}" + (f" | {answer}" if answer and use.mode == "auto" else ""),
+            f"reply: tagged {more}" + (f" | {answer}" if answer and use.mode == "auto" else ""),
             f"tagged: {_literal(tools.OPEN)} call",
         ]
     else:
@@ -94,7 +96,7 @@ def _free(offered: Sequence[Tool], *, parallel: bool, thoughts: Thoughts) -> lis
     unlike = f" & ~/{_GAP}{_escaped(thinking.OPEN)}(?s:.*)/" if thoughts == "possible" else ""
     lines = [
         # A lazy rule takes its text to the first mark of a call, and then only a call can follow.
-        f"start: LEAD | first {'more* TEXT' if parallel else ''} | bare",
+        f"reply: LEAD | first {'more* TEXT' if parallel else ''} | bare",
         "first: first_mark call",
         f"first_mark[lazy]: LEAD {_literal(tools.OPEN)}",
         f"LEAD: {_ANY} & ~/{begun}/{unlike}",
@@ -114,8 +116,8 @@ def _free(offered: Sequence[Tool], *, parallel: bool, thoughts: Thoughts) -> lis
 
 def _arguments(tool: Tool, use: ToolUse) -> str:
     schema = dict(tool.parameters) or {"type": "object", "properties": {}, "additionalProperties": False}
-    # Arguments are an object whatever else the schema says.
-    schema.setdefault("type", "object")
+    if schema.setdefault("type", "object") != "object":
+        raise BadRequest(f"The parameters of tool '{tool.name}' must be an object's schema.", param="tools")
     try:
         structured.check(schema, subject=f"the parameters of tool '{tool.name}'", param="tools")
     except BadRequest:
@@ -144,15 +146,16 @@ def _having(mark: str) -> str:
 class Guard:
     """Reads a reply along with the engine, and knows whether it keeps to its grammar. A microsecond a byte.
 
+    param: what in the request the grammar comes from.
     Raises BadRequest for a grammar that cannot be compiled; compiling takes milliseconds, for the largest
     schemas tenths of a second, and belongs on a thread.
     """
 
-    def __init__(self, grammar: str) -> None:
+    def __init__(self, grammar: str, *, param: str = "response_format") -> None:
         self._matcher = LLMatcher(_bytes(), grammar, log_level=0)
         if self._matcher.is_error():
             reason = structured.reason(self._matcher.get_error())
-            raise BadRequest(f"The schemas cannot be held to together: {reason}.", param="response_format")
+            raise BadRequest(f"This cannot be held to as a whole: {reason}.", param=param)
 
     def push(self, text: str) -> None:
         """Raises EngineFailed when the reply leaves the grammar."""

@@ -361,7 +361,8 @@ class LlamaCpp:
 
         def compiled() -> tuple[str | None, Guard | None]:
             form = grammar(limits.schema, use, thoughts)
-            return form, None if form is None else Guard(form)
+            param = "tools" if limits.schema is None else "response_format"
+            return form, None if form is None else Guard(form, param=param)
 
         return await asyncio.to_thread(compiled)
 

@@ -62,11 +62,6 @@ class ToolParser:
         """How many have begun."""
         self.full = False
 
-    @property
-    def held(self) -> int:
-        """Characters held back."""
-        return len(self._buffer)
-
     def push(self, text: str) -> list[Piece]:
         self._buffer += text
         while self._buffer and self._state():

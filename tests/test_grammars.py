@@ -146,6 +146,21 @@ def test_a13_parameters_that_cannot_be_held_to_are_refused_where_the_tool_must_b
     grammar(None, ToolUse((odd, NOW), "required", name="get-now"))
 
 
+def test_arguments_are_an_object() -> None:
+    with pytest.raises(BadRequest, match="'odd'") as raised:
+        grammar(None, ToolUse((Tool("odd", "", {"type": "string"}),)))
+    assert raised.value.param == "tools"
+
+
+def test_what_a_schema_says_is_not_read_as_a_rule() -> None:
+    sly = Tool(
+        "sly", "", {"type": "object", "properties": {"start: reply: thoughts:": {"const": "start: x"}}}
+    )
+    text = tagged("sly", '{"start: reply: thoughts:": "start: x"}')
+    for thoughts in ("none", "possible"):
+        assert stops_at(text, ToolUse((sly,)), thoughts=thoughts) is None
+
+
 def test_a_tool_that_is_not_there_cannot_be_required() -> None:
     with pytest.raises(BadRequest, match="'other'") as raised:
         grammar(None, ToolUse(BOTH, "required", name="other"))
