@@ -3,6 +3,7 @@
     AntiphonError               status  type                    when
     ├─ BadRequest               400     invalid_request_error   the client sent what cannot be done
     │  ├─ Unauthorized          401     invalid_request_error   no key, or one that is not known
+    │  ├─ Forbidden             403     invalid_request_error   a page that may not ask
     │  ├─ NotFound              404     invalid_request_error   no such model, item, route
     │  ├─ NotAllowed            405     invalid_request_error   the route does not take this method
     │  ├─ TooSlow               408     invalid_request_error   the body did not come
@@ -60,6 +61,11 @@ class Unauthorized(BadRequest):
 
     def headers(self) -> Mapping[str, str]:
         return {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(BadRequest):
+    status = 403
+    code = "forbidden"
 
 
 class NotFound(BadRequest):

@@ -55,7 +55,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "talk", "bench", "bench latency", "bench asr", "config", "models"]
+    "command",
+    [
+        *("serve", "talk", "bench", "bench latency", "bench asr", "config", "models"),
+        *("keys", "keys add", "keys list", "keys revoke"),
+    ],
 )
 def test_every_help_has_examples_that_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -211,3 +215,72 @@ def test_log_lines(capsys) -> None:
     log.debug("for people")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("DEBUG   antiphon.test: for people")
+
+
+# --- keys -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path / "antiphon" / "keys.json"
+
+
+def test_a_key_is_made_shown_once_listed_and_revoked(
+    key_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["keys", "add", "laptop", "--sessions", "2"]) == 0
+    said = capsys.readouterr()
+    secret = said.out.strip()
+    assert secret.startswith("ak_")
+    assert "laptop" in said.err
+    assert secret not in said.err + key_file.read_text()
+    assert key_file.stat().st_mode & 0o777 == 0o600
+
+    assert cli.main(["keys", "list"]) == 0
+    said = capsys.readouterr()
+    assert "laptop" in said.out
+    assert "sessions=2" in said.out
+    assert secret not in said.out
+
+    assert cli.main(["keys", "revoke", "laptop"]) == 0
+    capsys.readouterr()
+    assert cli.main(["keys", "list", "--json"]) == 0
+    (key,) = json.loads(capsys.readouterr().out)["keys"]
+    assert (key["name"], key["sessions"], key["requests_per_minute"]) == ("laptop", 2, None)
+    assert isinstance(key["revoked"], int)
+
+
+def test_a_key_in_json(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["keys", "add", "ci", "--requests-per-minute", "60", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["requests_per_minute"] == 60
+    assert made["secret"].startswith("ak_")
+    assert cli.main(["keys", "revoke", made["id"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == made["id"]
+
+
+def test_the_file_of_keys_is_a_setting(
+    key_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "mine.json"
+    assert cli.main(["keys", "add", "me", "--set", f"auth.keys={other}"]) == 0
+    assert other.exists()
+    assert not key_file.exists()
+
+
+def test_a_key_that_is_not_there_cannot_be_revoked(
+    key_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["keys", "revoke", "nobody"]) == 2
+    assert "keys list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["add"], ["add", ""], ["add", "a\nb"], ["add", "me", "--sessions", "-1"], ["revoke"], []]
+)
+def test_what_makes_no_key(words: list[str], key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["keys", *words])
+    assert ended.value.code == 2
+    assert not key_file.exists()

@@ -196,6 +196,16 @@ async def test_a_websocket_needs_the_key_too(tmp_path: Path) -> None:
                 assert me.socket.subprotocol == ("realtime" if "subprotocols" in options else None)
 
 
+async def test_a_page_that_may_not_ask_gets_no_websocket() -> None:
+    allowed = settings("http.cors_origins=https://mine.example")
+    async with running(allowed, engines=fake_engines()) as url:
+        status, error = await denied(url, origin="https://other.example")
+        assert (status, error["code"]) == (403, "forbidden")
+        for origin in ("https://mine.example", None):  # what is no browser has none
+            async with client(url, origin=origin) as me:
+                assert (await me.next())["type"] == "session.created"
+
+
 async def test_a_key_that_is_added_opens_and_one_that_is_revoked_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -455,7 +455,7 @@ from antiphon.transport import server
 from fakes import FakeChat, fake_engines
 logging.basicConfig(level="INFO", stream=sys.stderr)
 server.load_engines = lambda settings: fake_engines(chat=FakeChat(sys.argv[1]))
-sys.exit(server.serve(load(overrides=["server.port=0", "turn.silence=0.3"], environ={})))
+sys.exit(server.serve(load(overrides=["server.port=0", "turn.silence=0.3", "auth.keys=none"], environ={})))
 """
 
 

@@ -29,7 +29,7 @@ from starlette.routing import compile_path
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from ..pipeline.errors import AntiphonError, BadRequest, NotAllowed, NotFound, Overloaded, TooSlow
+from ..pipeline.errors import AntiphonError, BadRequest, Forbidden, NotAllowed, NotFound, Overloaded, TooSlow
 from ..pipeline.logs import where
 from ..pipeline.metrics import BUCKETS, Metrics
 from ..pipeline.settings import HttpSettings
@@ -301,6 +301,10 @@ class Surface:
         try:
             if scope["path"] != self._realtime_path:
                 raise unknown(f"websocket {scope['path']}")
+            origin = websocket.headers.get("origin")
+            if origin is not None and not self._cors.allows(origin):
+                # No browser asks before it opens a websocket, so what CORS would forbid is refused here.
+                raise Forbidden(f"Pages of {origin[:LONGEST]} may not ask here (http.cors_origins).")
             key = presented(websocket.headers, scope["subprotocols"])
             client = await self._gate.enter(key, realtime=True)
             client.meter.request(client.now())
