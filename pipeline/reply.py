@@ -20,6 +20,7 @@ from typing import Literal
 from ..llm.base import ChatModel, ChatRequest
 from ..tts.base import Synthesizer, Voice
 from ..tts.text import Clause, Clauses
+from .audio import Gain
 from .conversation import Conversation
 from .errors import AntiphonError, BadRequest, EngineFailed
 from .events import (
@@ -44,6 +45,9 @@ from .playback import Playback, Spoken
 
 PIECE = 0.1
 """Seconds of audio in one output event: short enough to pace and to flush, long enough to be cheap."""
+
+DUCKED = 10 ** (-14 / 20)
+"""Gain of a voice that makes room: 14 dB down, clearly lower and still understood."""
 
 AUDIO_TOKENS_PER_SECOND = 20
 """OpenAI bills an assistant's audio at one token per 50 ms; we report usage in the same unit."""
@@ -91,6 +95,8 @@ class Reply:
         self.turn = turn
         self.released = False
         self.closed = False
+        self.ducked = False
+        """Speak lower: somebody makes a sound."""
         self.task: asyncio.Task[None] | None = None
         kind = "output_audio" if response.modality == "audio" else "output_text"
         self._item = Item(item_id, role="assistant", parts=(Part(kind, ""),), status="in_progress")
@@ -111,6 +117,7 @@ class Reply:
         self._spoken: list[Spoken] = []
         self._sent: float | None = None
         """Seconds of audio that left for the client, where it is less than what was put into the outbox."""
+        self._gain = Gain()
         self._text = ""
         self._usage: Usage | None = None
         self._cut_short = False
@@ -122,6 +129,11 @@ class Reply:
     @property
     def item_id(self) -> str:
         return self._item.id
+
+    @property
+    def said(self) -> str:
+        """The text sent so far."""
+        return self._text
 
     def release(self) -> None:
         """Open the gate: the response exists for the client from here on."""
@@ -266,6 +278,7 @@ class Reply:
         if self.closed:
             return
         start = self._playback.sent
+        piece = self._gain.apply(piece, rate, DUCKED if self.ducked else 1.0)
         await self._outbox.put_audio(OutputAudio(self.response.id, self._item.id, piece, rate, start))
         self._stamp("first_audio_sent")
         self._playback.add(self._now(), len(piece) / rate)

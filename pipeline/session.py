@@ -22,12 +22,14 @@ from ..asr.streaming import Utterance
 from ..asr.vad import FRAME_SECONDS, RESUME_WITHIN, SpeechDetector
 from ..llm.base import ChatRequest, Limits, Message, Sampling
 from ..tts.base import Voice
+from .bargein import echo, interrupts
 from .conversation import Conversation, messages
 from .endpointing import EndOfTurn
 from .engines import Engines
 from .errors import AntiphonError, BadRequest, TooLarge
 from .events import (
     Action,
+    Announce,
     AppendAudio,
     AudioCleared,
     AudioCommitted,
@@ -51,6 +53,7 @@ from .events import (
     DropTurn,
     Event,
     Failed,
+    Interrupted,
     Item,
     ItemAdded,
     ItemDeleted,
@@ -160,6 +163,7 @@ class Session:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._draining = False
+        self._echoes = False
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -337,9 +341,18 @@ class Session:
                 self._happen(event)
         if self.config.turn is not None and not self._detector.pending:
             self._happen(Tick(self._ear.at))
+        self._duck()
         if self._turn is not None:
             self._partial_when_due(self._turn)
             self._bound(self._turn)
+
+    def _duck(self) -> None:
+        """Lower the reply's voice while somebody may want the floor; not for its own echo."""
+        active = self._active_reply()
+        if active is not None:
+            turn = self.config.turn
+            sound = turn is not None and turn.interrupt_response and self._detector.candidate
+            active.ducked = (sound or self._machine.doubt) and not self._echoes
 
     def _partial_when_due(self, turn: OpenTurn) -> None:
         speaking = self.config.turn is None or self._machine.floor is Floor.SPEAKING
@@ -379,10 +392,14 @@ class Session:
 
     def _act(self, action: Action) -> None:
         match action:
-            case StartTurn(start):
+            case StartTurn(start, quiet):
                 self._turn = self._new_turn(start)
                 self._turn.utterance.push(self._ear.since(start))
-                self._outbox.put(TurnStarted(self._turn.item_id, start))
+                if not quiet:
+                    self._outbox.put(TurnStarted(self._turn.item_id, start))
+            case Announce():
+                assert self._turn is not None
+                self._outbox.put(TurnStarted(self._turn.item_id, self._turn.start))
             case Decode(revision):
                 turn = self._turn or self._last_turn
                 assert turn is not None
@@ -542,6 +559,10 @@ class Session:
     def _partly_heard(self, turn: OpenTurn) -> None:
         # All words but the last, not only the agreed ones: a wrong guess costs the cache a few tokens, a right
         # one saves them when the turn ends.
+        if self._machine.doubt and self._turn is turn:
+            if self._interrupts(turn.utterance.text, whole=False):
+                self._happen(Interrupted())
+            return
         words, _, _ = turn.utterance.text.rpartition(" ")
         if words and self._turn is turn and self._machine.floor is Floor.SPEAKING:
             self._bring([*self._history_messages(), Message("user", words)])
@@ -554,16 +575,25 @@ class Session:
             turn.transcript_at = self._now()
             if turn.committed == revision:
                 self._transcribed(turn, text)
-            elif text and self._machine.policy.patience is not None:
+            elif text and self._machine.policy.patience is not None and not self._machine.doubt:
                 # Before the reply: both want the conversation's slot, and the words are the reply's prefix.
                 turn.over = await self._end_of_turn.probability(self._history_messages(), text)
         except AntiphonError as error:
             turn.failed = error
             if turn.committed == revision:
                 self._outbox.put(TranscriptionFailed(turn.item_id, error))
-        self._happen(Transcript(revision, text))
+        doubted = self._machine.doubt and self._turn is turn
+        self._happen(Transcript(revision, text, not doubted or self._interrupts(text, whole=True)))
         if turn.over is not None:
             self._happen(TurnEndProbability(revision, turn.over))
+
+    def _interrupts(self, text: str, *, whole: bool) -> bool:
+        active = self._active_reply()
+        said = "" if active is None else active.said
+        wanted = interrupts(text, said, whole=whole)
+        if wanted or whole:
+            self._echoes = not wanted and echo(text, said)
+        return wanted
 
     def _bring(self, prompt: list[Message]) -> None:
         if self._settings.llm.prefill and not self._replies:

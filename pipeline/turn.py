@@ -24,6 +24,7 @@ from typing import assert_never
 
 from .events import (
     Action,
+    Announce,
     Cancel,
     CancelReason,
     ClientAsked,
@@ -34,6 +35,7 @@ from .events import (
     Decode,
     DropTurn,
     Event,
+    Interrupted,
     PromptChanged,
     Refuse,
     Release,
@@ -76,6 +78,8 @@ class TurnMachine:
         """The reply behind the gate."""
         self.owed: int | None = None
         """The committed turn whose transcript is awaited in order to reply to it."""
+        self.doubt = False
+        """Somebody makes a sound over the active reply, and it is not known yet whether they want the floor."""
         self._asked = False
         """The client asked for the owed reply itself: it comes whatever was heard."""
         self._undecoded: int | None = None
@@ -101,10 +105,13 @@ class TurnMachine:
                 return self._look_at_the_silence()
             case Transcript():
                 return self._transcript(event)
+            case Interrupted():
+                return self._interrupted()
             case ResponseEnded(revision):
-                if self.active == revision:
-                    self.active = None
-                return []
+                if self.active != revision:
+                    return []
+                self.active = None
+                return self._believed()
             case SpeculationFailed(revision):
                 if self.speculated == revision:
                     self.speculated = None
@@ -117,13 +124,14 @@ class TurnMachine:
                 return self._client_committed(at)
             case ClientCleared():
                 self.floor = Floor.IDLE
+                self.doubt = False
                 return [*self._discard("cleared"), DropTurn()]
             case ClientAsked():
                 return self._client_asked()
             case ClientCancelled():
                 if self.active is None and self.owed is None:
                     return [Refuse("response_cancel_not_active")]
-                return self._cancel_reply("client_cancelled")
+                return [*self._cancel_reply("client_cancelled"), *self._believed()]
         assert_never(event)
 
     # --- the user's voice -------------------------------------------------------------------------------
@@ -136,13 +144,26 @@ class TurnMachine:
             case Floor.PAUSED:
                 actions = self._discard("resumed")
             case Floor.IDLE:
-                actions = [StartTurn(event.start)]
+                self.doubt = self.active is not None and self.policy.interrupt_response
+                actions = [StartTurn(event.start, quiet=self.doubt)]
             case _:
                 assert_never(self.floor)
         self.floor = Floor.SPEAKING
-        if self.policy.interrupt_response:
+        if self.policy.interrupt_response and not self.doubt:
             actions += self._cancel_reply("turn_detected")
         return actions
+
+    def _interrupted(self) -> list[Action]:
+        if not self.doubt:
+            return []
+        return [*self._believed(), *self._cancel_reply("turn_detected")]
+
+    def _believed(self) -> list[Action]:
+        """There is nothing to interrupt any more, or it shall be: the sound is a turn like any other."""
+        if not self.doubt:
+            return []
+        self.doubt = False
+        return [Announce()]
 
     def _speech_stopped(self, event: SpeechStopped) -> list[Action]:
         if self.floor is not Floor.SPEAKING:
@@ -152,9 +173,11 @@ class TurnMachine:
         self._at = max(self._at, event.at)
         self._words = self._probability = None
         revision = self._next()
-        return [Decode(revision)] if self.policy.speculate else []
+        return [Decode(revision)] if self.policy.speculate or self.doubt else []
 
     def _look_at_the_silence(self) -> list[Action]:
+        if self.doubt:
+            return []  # the words decide, and come soon
         over = self.floor is Floor.PAUSED and self._at - self._end >= self.policy.wait(self._probability)
         return self._open_gate() if over else []
 
@@ -196,18 +219,23 @@ class TurnMachine:
             return []
         if event.revision != self.revision or self.floor is not Floor.PAUSED:
             return []
+        if self.doubt and not event.interrupts:
+            self.doubt = False
+            self.floor = Floor.IDLE
+            return [DropTurn()]
+        believed = self._interrupted()
         self._words = event.text
         free = self.active is None and self.owed is None and self.speculated is None
         if event.text and free and self.policy.create_response:
             self.speculated = event.revision
-            return [Speculate(event.revision)]
-        return []
+            return [*believed, Speculate(event.revision)]
+        return believed
 
     # --- what the client does by hand -------------------------------------------------------------------
 
     def _client_committed(self, at: float) -> list[Action]:
         self.floor = Floor.IDLE
-        cancelled = self._discard("superseded")
+        cancelled = [*self._interrupted(), *self._discard("superseded")]
         revision = self._undecoded = self._next()
         return [*cancelled, CommitTurn(revision, at), Decode(revision)]
 

@@ -680,3 +680,78 @@ async def test_a_failed_decode_that_speech_went_on_from_is_not_told_of():
         seen = await talk.until(ResponseDone)
     assert len(of(seen, TranscriptionDone)) == 1
     assert not of(seen, TranscriptionFailed)
+
+
+class Hears(FakeRecognizer):
+    """Hears what the question was, and over the reply something else."""
+
+    def __init__(self, over: str) -> None:
+        super().__init__()
+        self.over = over
+
+    def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+        found = super().transcribe(windows)
+        if any(window.final for window in self.windows):
+            self.text = self.over
+        return found
+
+
+LONG = "It is noon and the sun stands high over the city. " * 8
+
+
+async def over_a_reply(heard: str, *sounds: np.ndarray) -> tuple[Talk, list[Output]]:
+    """What is said over a long reply, recognised as `heard`; the outputs of the next second."""
+    async with talking(
+        recognizer=Hears(heard), chat=FakeChat(LONG, "Yes?"), settings=["output.lead=0.3"]
+    ) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.7))
+        await talk.until(OutputAudio)
+        reading = asyncio.create_task(talk.until(ResponseDone))
+        await talk.hear(*sounds, silence(0.3))
+        await asyncio.wait([reading], timeout=1.0)
+        if not reading.done():
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        return talk, [] if reading.cancelled() else reading.result()
+
+
+async def test_words_over_a_reply_cancel_it_and_the_client_hears_of_the_turn_then():
+    _, seen = await over_a_reply("no stop that", SPEECH)
+    kinds = [type(output).__name__ for output in seen]
+    assert kinds.index("TurnStarted") < kinds.index("ResponseDone")
+    assert seen[-1].response.reason == "turn_detected"
+    assert "OutputAudio" not in kinds[kinds.index("TurnStarted") :]
+
+
+@pytest.mark.parametrize("heard", ["Mm-hm.", "", "it is noon and the"])
+async def test_a_hum_a_cough_and_an_echo_leave_the_reply_alone(heard: str):
+    talk, seen = await over_a_reply(heard, SPEECH[:8000])
+    assert not of(seen, ResponseDone)
+    assert not of(seen, TurnStarted)
+    assert len(talk.session.conversation.items) == 2
+
+
+async def test_a_reply_is_lower_while_somebody_may_want_the_floor():
+    async with talking(recognizer=Hears(""), chat=FakeChat(LONG), settings=["output.lead=0.2"]) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.7))
+        pieces: list[np.ndarray] = []
+
+        async def listen() -> None:
+            while True:
+                pieces.append(of(await talk.until(OutputAudio), OutputAudio)[-1].samples)
+
+        async def now() -> float:
+            """The loudest sample of what is sent from here on."""
+            await asyncio.sleep(0.05)
+            before = len(pieces)
+            while len(pieces) < before + 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return float(np.abs(pieces[-1][-500:]).max())
+
+        listening = asyncio.create_task(listen())
+        loud = await now()
+        await talk.hear(SPEECH[:4800])
+        assert await now() == pytest.approx(0.2 * loud, rel=0.02)
+        await talk.hear(silence(0.5))
+        assert await now() == pytest.approx(loud)
+        listening.cancel()

@@ -6,6 +6,7 @@ import pytest
 
 from antiphon.pipeline.events import (
     Action,
+    Announce,
     Cancel,
     ClientAsked,
     ClientCancelled,
@@ -15,6 +16,7 @@ from antiphon.pipeline.events import (
     Decode,
     DropTurn,
     Event,
+    Interrupted,
     Patience,
     PromptChanged,
     Refuse,
@@ -88,12 +90,53 @@ def test_serial_order_without_speculation():
     assert play(turn, Transcript(1, "hello")) == [Respond(1)]
 
 
-def test_barge_in_cancels_the_active_reply():
+OVER_A_REPLY = (*HEARD, Transcript(1, "hello"), Tick(2.5), SpeechStarted(4.0, 3.6))
+
+
+def test_words_over_a_reply_cancel_it():
     turn = machine()
-    play(turn, *HEARD, Transcript(1, "hello"), Tick(2.5))
-    assert play(turn, SpeechStarted(4.0, 3.6)) == [StartTurn(3.6), Cancel(1, "turn_detected")]
-    assert turn.active is None
-    assert play(turn, ResponseEnded(1)) == []
+    assert play(turn, *OVER_A_REPLY)[-1] == StartTurn(3.6, quiet=True)
+    assert turn.doubt
+    assert play(turn, Interrupted()) == [Announce(), Cancel(1, "turn_detected")]
+    assert play(turn, Interrupted(), ResponseEnded(1)) == []
+    assert (turn.active, turn.doubt) == (None, False)
+    assert play(turn, SpeechStopped(5.03, 5.0), Transcript(2, "stop it")) == [Decode(2), Speculate(2)]
+
+
+def test_the_whole_of_what_was_said_may_be_what_interrupts():
+    turn = machine()
+    play(turn, *OVER_A_REPLY)
+    assert play(turn, SpeechStopped(5.03, 5.0), Tick(9.0)) == [Decode(2)]
+    assert play(turn, Transcript(2, "stop")) == [Announce(), Cancel(1, "turn_detected"), Speculate(2)]
+    assert play(turn, Tick(9.1)) == [CommitTurn(2, 5.0), Release(2)]
+
+
+def test_a_cough_and_a_hum_leave_the_reply_alone():
+    turn = machine()
+    play(turn, *OVER_A_REPLY, SpeechStopped(4.33, 4.3))
+    assert play(turn, Transcript(2, "mm-hm", interrupts=False)) == [DropTurn()]
+    assert (turn.active, turn.doubt, turn.floor) == (1, False, Floor.IDLE)
+    assert play(turn, Tick(9.0)) == []
+    assert play(turn, SpeechStarted(10.0, 9.7)) == [StartTurn(9.7, quiet=True)]
+
+
+def test_a_reply_that_ends_while_in_doubt_leaves_a_turn_like_any_other():
+    turn = machine()
+    play(turn, *OVER_A_REPLY)
+    assert play(turn, ResponseEnded(1)) == [Announce()]
+    play(turn, SpeechStopped(5.03, 5.0), Transcript(2, "yes", interrupts=False))
+    assert play(turn, Tick(5.6)) == [CommitTurn(2, 5.0), Release(2)]
+
+
+def test_a_reply_that_the_client_cancels_while_in_doubt_leaves_a_turn_like_any_other():
+    turn = machine()
+    assert play(turn, *OVER_A_REPLY, ClientCancelled())[-2:] == [Cancel(1, "client_cancelled"), Announce()]
+
+
+def test_a_clear_while_in_doubt_forgets_the_sound():
+    turn = machine()
+    assert play(turn, *OVER_A_REPLY, ClientCleared(4.1))[-1] == DropTurn()
+    assert (turn.active, turn.doubt) == (1, False)
 
 
 def test_barge_in_before_the_owed_reply_began_forgets_it():
@@ -179,6 +222,16 @@ def test_asking_in_a_pause_keeps_the_turn_open():
 
 @pytest.mark.parametrize("seed", range(200))
 def test_invariants_under_random_walks(seed: int):
+    walk(seed, 300)
+
+
+@pytest.mark.parametrize("first", range(0, 10_000, 500))
+def test_invariants_under_ten_thousand_random_walks(first: int):
+    for seed in range(first, first + 500):
+        walk(1000 + seed, 60)
+
+
+def walk(seed: int, steps: int) -> None:
     """At most one active reply; one end a reply; every turn committed or dropped once; liveness at the end."""
     rng = random.Random(seed)
     turn = machine(
@@ -188,21 +241,29 @@ def test_invariants_under_random_walks(seed: int):
         patience=Patience() if rng.random() < 0.5 else None,
     )
     at = 0.0
-    open_turn = False
+    open_turn = quiet = False
     behind_gate: set[int] = set()
     active: int | None = None
     decodes: set[int] = set()
     answered: set[int] = set()
 
     def check(actions: list[Action]) -> None:
-        nonlocal open_turn, active
+        nonlocal open_turn, quiet, active
         for action in actions:
             match action:
                 case StartTurn():
                     assert not open_turn
-                    open_turn = True
-                case CommitTurn() | DropTurn():
+                    open_turn, quiet = True, action.quiet
+                    assert not quiet or active is not None
+                case Announce():
+                    assert open_turn
+                    assert quiet
+                    quiet = False
+                case CommitTurn():
+                    assert not quiet, "the client has heard of every turn that becomes an item"
                     open_turn = False
+                case DropTurn():
+                    open_turn = quiet = False
                 case Decode(revision):
                     assert revision == max([*decodes, revision]), "revisions grow"
                     decodes.add(revision)
@@ -231,20 +292,24 @@ def test_invariants_under_random_walks(seed: int):
         assert turn.active == active
         assert behind_gate == ({turn.speculated} if turn.speculated is not None else set())
 
-    for _ in range(300):
+    for _ in range(steps):
         at += rng.uniform(0.0, 0.4)
         event: Event
-        match rng.randrange(12):
+        match rng.randrange(13):
             case 0 | 1:
                 event = SpeechStarted(at, at - 0.3)
             case 2 | 3:
                 event = SpeechStopped(at, at - 0.03)
             case 4 | 5 | 6 if decodes:
-                event = Transcript(rng.choice(sorted(decodes)), rng.choice(["", "words", "more words"]))
+                words = rng.choice(["", "words", "more words"])
+                event = Transcript(rng.choice(sorted(decodes)), words, interrupts=rng.random() < 0.5)
             case 7 if active is not None:
                 event = ResponseEnded(active if rng.random() < 0.8 else active - 1)
                 if event.revision == active:
                     active = None
+            case 12:
+                revision = turn.revision
+                event = rng.choice([Interrupted(), TurnEndProbability(revision, rng.random())])
             case 8:
                 event = rng.choice([ClientAsked(), ClientCancelled()])
             case 9:
