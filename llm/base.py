@@ -7,6 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..pipeline.events import Usage
 
 JsonSchema = Mapping[str, Any] | bool
@@ -200,14 +203,17 @@ class Embedder(Protocol):
     name: str
     dimensions: int
 
-    async def embed(self, texts: Sequence[str], *, owner: str) -> Sequence[Embedding]:
-        """One embedding a text, in order. Raises BadRequest (param "input") for one that is too long."""
+    async def embed(self, texts: Sequence[str | Sequence[int]], *, owner: str) -> Sequence[Embedding]:
+        """One embedding a text, in order. A text is itself, or ids of the model's own tokens.
+
+        Raises BadRequest (param "input") for one that is too long, and for ids that there are not.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """vector: of length 1. tokens: how many were read."""
+    """vector: of length 1, shape (dimensions,). tokens: how many were read."""
 
-    vector: Sequence[float]
+    vector: NDArray[np.float32]
     tokens: int

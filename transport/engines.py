@@ -18,7 +18,8 @@ import numpy as np
 
 from ..asr.base import SAMPLE_RATE, Recognizer, Transcription, Window
 from ..asr.vad import FRAME, SileroVad, VadState
-from ..llm.base import ChatModel, ChatRequest, Limits, Message
+from ..llm import minilm
+from ..llm.base import ChatModel, ChatRequest, Embedder, Limits, Message
 from ..pipeline import backends
 from ..pipeline.engines import Engines, VadInput, VadOutput
 from ..pipeline.settings import Settings
@@ -92,8 +93,12 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
         stack.push_async_callback(settle)
 
         text: Any = chat if hasattr(chat, "tokenize") else None
+        embedder: Embedder | None = None
+        if name := settings.embeddings.model:
+            embedder = await _load(name, lambda: minilm.load(settings, store))
+            _close_with(stack, embedder)
         bucket = getattr(model, "bucket", _one_bucket)
-        yield Engines(english, multilingual, bucket, detector, chat, voice, text=text)
+        yield Engines(english, multilingual, bucket, detector, chat, voice, text=text, embedder=embedder)
 
 
 def _known(settings: Settings, store: WeightStore) -> None:
@@ -104,6 +109,8 @@ def _known(settings: Settings, store: WeightStore) -> None:
         store.require(settings.asr.multilingual_model, "asr.multilingual_model")
     if settings.llm.backend == "llamacpp":
         store.require(settings.llm.model, "llm.model")
+    if settings.embeddings.model:
+        store.require(settings.embeddings.model, "embeddings.model")
 
 
 async def _load(name: str, load: Callable[[], Model]) -> Model:

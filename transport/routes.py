@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import chat, client_secrets, completions, health, model_endpoints, speech, tokens, transcriptions
+from . import (
+    chat,
+    client_secrets,
+    completions,
+    embeddings,
+    health,
+    model_endpoints,
+    speech,
+    tokens,
+    transcriptions,
+)
 from .http import Endpoint, Services
 
 
@@ -16,5 +26,6 @@ def endpoints(services: Services) -> Iterator[Endpoint]:
     yield from tokens.endpoints(services)
     yield from chat.endpoints(services)
     yield from completions.endpoints(services)
+    yield from embeddings.endpoints(services)
     yield from speech.endpoints(services)
     yield from transcriptions.endpoints(services)
