@@ -99,6 +99,9 @@ from .turn import Floor, TurnMachine
 SHORTEST_COMMIT = 0.1
 """Seconds; less audio than this is an empty commit (OpenAI's rule)."""
 
+MUTED = 1.0
+"""Seconds without audio, on the wall's clock, that stand for the silence at the end of a turn."""
+
 Ordinary = (
     Configure
     | ClearAudio
@@ -210,7 +213,7 @@ class Session:
 
     async def _listen(self) -> None:
         while True:
-            command = await self._inbox.get()
+            command = await self._next()
             self._command_id = command.event_id
             try:
                 if isinstance(command, AppendAudio):
@@ -223,6 +226,25 @@ class Session:
                 raise
             except AntiphonError as error:
                 self._outbox.put(Failed(error, command.event_id))
+
+    async def _next(self) -> Command:
+        """The client's next command. One that sends no more audio in the middle of a turn has ended it: a
+        microphone that is muted, a recording that is over."""
+        while True:
+            waiting = self.config.turn is not None and self._machine.floor is not Floor.IDLE
+            try:
+                async with asyncio.timeout(MUTED if waiting else None):
+                    return await self._inbox.get()
+            except TimeoutError:
+                self._muted()
+
+    def _muted(self) -> None:
+        turn = self._turn
+        if self._machine.floor is Floor.SPEAKING and turn is not None:
+            turn.ended = self._now() - MUTED
+            self._happen(SpeechStopped(self._ear.at, self._ear.at))
+        self._happen(Tick(self._ear.at + self._machine.policy.longest))
+        self._detector.reset()
 
     def _obey(self, command: Ordinary) -> None:
         match command:

@@ -170,7 +170,7 @@ class TurnMachine:
             return []
         self.floor = Floor.PAUSED
         self._end = event.end
-        self._at = max(self._at, event.at)
+        self._at = event.at
         self._words = self._probability = None
         revision = self._next()
         return [Decode(revision)] if self.policy.speculate or self.doubt else []

@@ -12,6 +12,7 @@ from fakes import FakeChat, FakeRecognizer, FakeVoice, fake_engines, tone
 
 from antiphon.asr.base import Transcription, Window
 from antiphon.llm.base import ChatRequest, Delta, Message
+from antiphon.pipeline import session
 from antiphon.pipeline.errors import BadRequest, EngineFailed, Overloaded
 from antiphon.pipeline.events import (
     AppendAudio,
@@ -755,3 +756,14 @@ async def test_a_reply_is_lower_while_somebody_may_want_the_floor():
         await talk.hear(silence(0.5))
         assert await now() == pytest.approx(loud)
         listening.cancel()
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.3])
+async def test_a_client_that_sends_no_more_audio_has_ended_its_turn(rest: float, monkeypatch):
+    monkeypatch.setattr(session, "MUTED", 0.05)
+    async with talking() as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(rest))
+        seen = await talk.until(ResponseDone)
+        assert len(of(seen, TurnStarted)) == 1
+        await talk.hear(silence(0.3), SPEECH, silence(rest))
+        assert of(await talk.until(ResponseDone), TranscriptionDone)
