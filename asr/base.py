@@ -40,6 +40,7 @@ class Window:
     language: two-letter code, None to detect.
     final: False for a partial that only guides; True when the text will be acted on.
     reading: of a window of a recording, which has no prefix and is final; None for a turn's.
+    speech: of such a window, seconds from its first sample to its last sound of speech; 0 where nobody knows.
     """
 
     samples: Samples
@@ -47,6 +48,7 @@ class Window:
     language: str | None = None
     final: bool = True
     reading: Reading | None = None
+    speech: float = 0.0
 
     @property
     def seconds(self) -> float:

@@ -48,6 +48,8 @@ MIN_PROBABILITY = 1e-30
 """Of a token: its logarithm must be a number."""
 TAIL = 0.6
 """A segment that closes within these seconds of the audio's end is the last one."""
+ASTRAY = 2.0
+"""Seconds after the audio's end where no segment of it ends."""
 TIMESTAMP = 0.02
 """Seconds a timestamp token counts."""
 # Radford et al. 2022, section 4.5: thresholds of the decoding heuristics.
@@ -90,7 +92,10 @@ class _Step:
 
 TURN = (_Step(), _Step(full=True), _Step(full=True, beam=5))
 """How a turn's window is decoded: each step where the one before gave nothing to trust."""
-RECORDING = (_Step(beam=5), _Step(full=True, beam=5), *(_Step(True, 1, t) for t in (0.2, 0.4, 0.6, 0.8, 1.0)))
+RECORDING = (
+    *(_Step(beam=5), _Step(full=True, beam=5), _Step(full=True)),
+    *(_Step(full=True, temperature=t) for t in (0.2, 0.4, 0.6, 0.8, 1.0)),
+)
 """How a recording's is."""
 
 COUNTING = re.compile(r"1( \d)+|123\d*|one( two| three| four| five| six)+")
@@ -128,9 +133,12 @@ class _Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
+    """sound: False when its scores, or its end, say that the text is not to be trusted. early: it ends long
+    before the speech does, or at no time at all."""
+
     transcription: Transcription
     sound: bool
-    """False when the scores say that the text is not to be trusted."""
+    early: bool = False
 
 
 class Whisper:
@@ -191,13 +199,12 @@ class Whisper:
         for step in _steps(window)[1:]:
             if tried[-1].sound:
                 break
+            if window.reading and step == _Step(full=True, beam=5) and self.bucket(window) == FULL:
+                continue  # that was the first
             tried += self._attempt([window], FULL, step)
         if tried[-1].sound:
             return tried[-1].transcription
-        best = max(
-            (a.transcription for a in tried),
-            key=lambda t: (t.compression_ratio <= MAX_COMPRESSION, t.avg_logprob),
-        )
+        best = max(tried, key=_worth).transcription
         if best.compression_ratio > MAX_COMPRESSION:
             return replace(best, text="", segments=())  # a loop in every attempt: nobody said it
         return best
@@ -325,7 +332,15 @@ class Whisper:
         )
         if hollow(found):
             return _Attempt(replace(found, text="", segments=()), sound=True)
-        return _Attempt(found, sound)
+        early = window.reading is not None and self._early(window, found)
+        # Drawn tokens are no better at ends: what ends early then is kept.
+        return _Attempt(found, sound and not (early and not temperature), early)
+
+    def _early(self, window: Window, found: Transcription) -> bool:
+        if found.segments[-1].end < window.speech - TAIL:
+            return True
+        astray = self._ids.first_timestamp + round((window.seconds + ASTRAY) / TIMESTAMP)
+        return any(token > astray for token in found.tokens)
 
     def _segments(self, ids: Sequence[int], seconds: float) -> tuple[Segment, ...]:
         """Text between timestamp tokens, up to the segment that closes at the audio's end."""
@@ -393,6 +408,11 @@ def hollow(found: Transcription) -> bool:
 def _silent(window: Window) -> bool:
     """No energy at all, or a constant."""
     return len(window.samples) == 0 or float(np.std(window.samples)) < FLOOR
+
+
+def _worth(attempt: _Attempt) -> tuple[bool, bool, float]:
+    found = attempt.transcription
+    return found.compression_ratio <= MAX_COMPRESSION, not attempt.early, found.avg_logprob
 
 
 def _steps(window: Window) -> tuple[_Step, ...]:

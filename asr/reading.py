@@ -163,7 +163,8 @@ class Recording:
         return arranged((chunk, kept), parts)
 
     async def _decode(self, chunk: Chunk) -> Transcription:
-        window = Window(chunk.samples, language=self.language, reading=self._task.reading)
+        speech = chunk.spans[-1][1] - chunk.begin if chunk.spans else 0.0
+        window = Window(chunk.samples, language=self.language, reading=self._task.reading, speech=speech)
         deadline = asyncio.get_running_loop().time() + PATIENCE
         try:
             return await self._recognizer.submit(
