@@ -268,8 +268,8 @@ def _parser() -> argparse.ArgumentParser:
         antiphon bench http --repeats 20 --json
         """,
     )
-    over_http.add_argument("--repeats", type=int, default=10, help="pairs of runs (default %(default)s)")
-    over_http.add_argument("--tokens", type=int, default=48, help="of each reply (default %(default)s)")
+    over_http.add_argument("--repeats", type=int, default=20, help="pairs of runs (default %(default)s)")
+    over_http.add_argument("--tokens", type=int, default=32, help="of each reply (default %(default)s)")
     over_http.add_argument("--json", action="store_true", help="print only the JSON object")
 
     config = _command(
