@@ -17,14 +17,9 @@ LISTENING = re.compile(r"listening on ws://(\S+)/v1/realtime")
 @pytest.fixture(scope="session")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its address as clients want it, "http://127.0.0.1:port/v1". Stopped as a supervisor would."""
-    command = [
-        str(Path(sys.executable).parent / "antiphon"),
-        "serve",
-        "--port",
-        "0",
-        "--set",
-        "auth.keys=none",
-    ]
+    command = [str(Path(sys.executable).parent / "antiphon"), "serve", "--port", "0"]
+    for setting in ("auth.keys=none", "embeddings.model=all-minilm-l6-v2"):
+        command += ["--set", setting]
     folder = tmp_path_factory.mktemp("server")
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
