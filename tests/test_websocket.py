@@ -35,7 +35,7 @@ PATIENCE = 30.0
 
 
 def settings(*overrides: str) -> Settings:
-    return load(overrides=["turn.silence=0.3", *overrides], environ={})
+    return load(overrides=["turn.endpointing=silence", "turn.silence=0.3", *overrides], environ={})
 
 
 class Client:
@@ -455,7 +455,8 @@ from antiphon.transport import server
 from fakes import FakeChat, fake_engines
 logging.basicConfig(level="INFO", stream=sys.stderr)
 server.load_engines = lambda settings: fake_engines(chat=FakeChat(sys.argv[1]))
-sys.exit(server.serve(load(overrides=["server.port=0", "turn.silence=0.3", "auth.keys=none"], environ={})))
+overrides = ["server.port=0", "turn.endpointing=silence", "turn.silence=0.3", "auth.keys=none"]
+sys.exit(server.serve(load(overrides=overrides, environ={})))
 """
 
 

@@ -1,8 +1,8 @@
 """The composition root: settings in, a running server out.
 
-    serve      the command: until a signal, then drained
-    running    the same inside another program's event loop, on a free port: for `talk`, `bench` and tests
-    create_app the HTTP application around engines that are there already
+    serve        the command: until a signal, then drained
+    running      the same inside another program's event loop, on a free port: for `talk`, `bench` and tests
+    Application  the HTTP and websocket application around engines that are there already
 
 A server that listens is ready: the port is taken first (so a taken one is known at once), then the models are
 loaded and warmed, and only then does it listen. `GET /health` is 503 again while it drains.
@@ -126,9 +126,6 @@ class Application:
             group.create_task(self._surface.drain(seconds))
 
 
-create_app = Application
-
-
 async def _upgrade(request: Request) -> Response:
     error = BadRequest("This is a websocket: connect to it with ws://.")
     return answer({"error": error.body()}, 426, {"Upgrade": "websocket", "Connection": "Upgrade"})
@@ -222,7 +219,7 @@ async def _listening(
 ) -> AsyncGenerator[str, None]:
     with _bound(settings.server) as listener:
         async with engines as models:
-            app = create_app(settings, models, record=record, keys=keys)
+            app = Application(settings, models, record=record, keys=keys)
             server = _Server(
                 uvicorn.Config(
                     app,
