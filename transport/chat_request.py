@@ -109,7 +109,7 @@ def read(
     its param. recalled: what an answer's audio said, by its id.
     """
     if body.web_search_options is not None:
-        raise _refused("web_search_options", "There is no web search here.")
+        raise _unsupported("web_search_options", "There is no web search here.")
     if body.top_logprobs is not None and not body.logprobs:
         raise _refused("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     schema, form = _form(body)
@@ -144,6 +144,10 @@ def read(
 
 def _refused(param: str, message: str) -> BadRequest:
     return BadRequest(message, param=param, code="invalid_value")
+
+
+def _unsupported(param: str, message: str) -> BadRequest:
+    return BadRequest(message, param=param, code="unsupported")
 
 
 # --- messages -------------------------------------------------------------------------------------------
@@ -189,9 +193,9 @@ class _Conversation:
                 case AudioPart():
                     texts.append(self._heard[at])
                 case ImagePart():
-                    raise _refused(at, "The model cannot see: image_url parts are not supported.")
+                    raise _unsupported(at, "The model cannot see: image_url parts are not supported.")
                 case FilePart():
-                    raise _refused(at, "The model cannot read files: file parts are not supported.")
+                    raise _unsupported(at, "The model cannot read files: file parts are not supported.")
         return "\n".join(texts)
 
     def _assistant(self, message: AssistantMessage, at: str, number: int) -> Message:
@@ -319,7 +323,7 @@ def _custom(custom: Custom, at: str, checks: list[Check]) -> Tool:
     if isinstance(custom.format, GrammarFormat):
         grammar = custom.format.grammar
         if grammar.syntax == "lark":
-            raise _refused(
+            raise _unsupported(
                 f"{at}.format.grammar.syntax", "Grammars of custom tools are supported as 'regex' only."
             )
         text["pattern"] = f"^(?:{grammar.definition})$"
@@ -383,21 +387,21 @@ def _form(body: ChatBody) -> tuple[JsonSchema | None, str]:
     if (outputs := body.structured_outputs) is not None:
         for member in ("regex", "choice", "grammar", "structural_tag"):
             if getattr(outputs, member) is not None:
-                raise _unsupported(f"structured_outputs.{member}")
+                raise _only_schemas(f"structured_outputs.{member}")
         if outputs.json_ is not None:
             forms.append((_schema(outputs.json_, "structured_outputs.json"), "structured_outputs.json"))
         if outputs.json_object:
             forms.append(({}, "structured_outputs.json_object"))
     for member in ("guided_regex", "guided_choice", "guided_grammar"):
         if getattr(body, member) is not None:
-            raise _unsupported(member)
+            raise _only_schemas(member)
     if len(forms) > 1:
         raise _refused(forms[1][1], f"An answer has one form; '{forms[0][1]}' gives another.")
     return forms[0] if forms else (None, "response_format")
 
 
-def _unsupported(param: str) -> BadRequest:
-    return _refused(param, f"'{param}' is not supported; give the form of the answer as a JSON schema.")
+def _only_schemas(param: str) -> BadRequest:
+    return _unsupported(param, f"'{param}' is not supported; give the form of the answer as a JSON schema.")
 
 
 def _schema(given: Mapping[str, Any] | str, param: str) -> Mapping[str, Any]:

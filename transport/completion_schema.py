@@ -55,7 +55,7 @@ class Asked:
 def read(body: CompletionBody, *, vocabulary: int) -> Asked:
     """What is asked. Raises BadRequest that names the member."""
     if body.suffix:
-        raise _refused("suffix", "Text cannot be inserted before a suffix: the model has not learned it.")
+        raise BadRequest("Text cannot be inserted before a suffix.", param="suffix", code="unsupported")
     if body.echo and body.logprobs is not None:
         raise _refused(
             "echo", "The engine tells no log probabilities of a prompt: 'echo' and 'logprobs' exclude."
