@@ -71,6 +71,12 @@ def client(base_url: str) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="module")
+def lenient(base_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=base_url, **{**SETUP, "_strict_response_validation": False}) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def model(client: OpenAI) -> str:
     return next(entry.id for entry in client.models.list() if "instruct" in entry.id)
 
@@ -194,23 +200,23 @@ def test_refusals(call: Call, model: str) -> None:
 # --- completions, embeddings ----------------------------------------------------------------------------
 
 
-def test_completions(call: Call, client: OpenAI, model: str) -> None:
+def test_completions(call: Call, lenient: OpenAI, model: str) -> None:
     asked = {"model": model, "prompt": "One, two, three,", "max_tokens": 6, "temperature": 0}
     whole = call("completions.create", **asked)
     # Not strictly: of a chunk before the last, finish_reason is null on OpenAI's wire, and in no type of theirs.
-    with OpenAI(base_url=client.base_url, **{**SETUP, "_strict_response_validation": False}) as lenient:
-        chunks = list(lenient.completions.create(**asked, stream=True))
+    chunks = list(lenient.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text != ""
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == [
         "length"
     ]
 
 
-def test_embeddings(call: Call, embedding_model: str) -> None:
-    texts = ["a cat", "a kitten", "the tax law of 1913"]
-    packed = call("embeddings.create", model=embedding_model, input=texts)
-    plain = call("embeddings.create", model=embedding_model, input=texts, encoding_format="float")
-    assert [entry.index for entry in packed.data] == [0, 1, 2]
+def test_embeddings(call: Call, lenient: OpenAI, embedding_model: str) -> None:
+    asked = {"model": embedding_model, "input": ["a cat", "a kitten", "the tax law of 1913"]}
+    plain = call("embeddings.create", **asked, encoding_format="float")
+    assert [entry.index for entry in plain.data] == [0, 1, 2]
+    # Not strictly: by default the SDK asks for base64, and takes it for a mistake before it decodes it.
+    packed = lenient.embeddings.create(**asked)
     for one, other in zip(packed.data, plain.data, strict=True):
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
 
