@@ -168,7 +168,7 @@ class RealtimeClient:
 
     url: the service's base (`ws://host:port`) or the whole address of its realtime endpoint.
     timeout: seconds for the connection and for each answer of the protocol's own; waits for speech take
-        their own limit.
+        their own limit. key: an API key of the service.
 
     events: every server event with the moment of its arrival. turns, replies (by id, oldest first), errors:
         the same, put together.
@@ -179,9 +179,10 @@ class RealtimeClient:
     context ends it.
     """
 
-    def __init__(self, url: str, *, timeout: float = 10.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 10.0, key: str | None = None) -> None:
         self.url = url if "/v1/" in url else url.rstrip("/") + "/v1/realtime"
         self.timeout = timeout
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.events: list[tuple[float, Event]] = []
         self.turns: dict[str, Turn] = {}
         self.replies: dict[str, Reply] = {}
@@ -196,7 +197,12 @@ class RealtimeClient:
     async def __aenter__(self) -> Self:
         try:
             self._socket: ClientConnection = await connect(
-                self.url, open_timeout=self.timeout, close_timeout=2.0, max_size=None, compression=None
+                self.url,
+                open_timeout=self.timeout,
+                close_timeout=2.0,
+                max_size=None,
+                compression=None,
+                additional_headers=self._headers,
             )
         except (OSError, TimeoutError, WebSocketException) as error:
             raise ClientError(f"cannot connect to {self.url}: {error}") from error

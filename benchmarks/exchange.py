@@ -60,7 +60,7 @@ class Exchange:
     problem: str | None = None
 
 
-async def traces(server: str, session: str) -> list[dict[str, Any]]:
+async def traces(server: str, session: str, key: str | None = None) -> list[dict[str, Any]]:
     """The service's own account of a session's turns, oldest first, from its /debug/traces.
 
     server: any ws:// or http:// address of it. Empty for a service that shows none.
@@ -70,9 +70,12 @@ async def traces(server: str, session: str) -> list[dict[str, Any]]:
     query = urllib.parse.urlencode({"session": session})
     address = urllib.parse.urlunsplit((scheme, parts.netloc, "/debug/traces", query, ""))
 
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    asked = urllib.request.Request(address, headers=headers)
+
     def fetch() -> list[dict[str, Any]]:
         try:
-            with urllib.request.urlopen(address, timeout=ENDING) as answer:
+            with urllib.request.urlopen(asked, timeout=ENDING) as answer:
                 return json.load(answer)["traces"]
         except (OSError, ValueError, KeyError, TypeError):
             return []
@@ -81,7 +84,13 @@ async def traces(server: str, session: str) -> list[dict[str, Any]]:
 
 
 async def exchange(
-    url: str, samples: Samples, *, limit: float, whole: bool, end: float | None = None
+    url: str,
+    samples: Samples,
+    *,
+    limit: float,
+    whole: bool,
+    end: float | None = None,
+    key: str | None = None,
 ) -> Exchange:
     """Play an utterance (SAMPLE_RATE) in a session of its own, and hear the reply.
 
@@ -95,7 +104,7 @@ async def exchange(
     last = speech_end(samples, SAMPLE_RATE) if end is None else end
     if last is None:
         return Exchange(problem="the recording holds no speech")
-    async with RealtimeClient(url) as client:
+    async with RealtimeClient(url, key=key) as client:
         await client.configure(audio={"input": {"transcription": {"model": "whisper-1"}}})
         client.play(np.zeros(round(LEAD_IN * SAMPLE_RATE), np.float32))
         clip = client.play(samples)
@@ -114,7 +123,7 @@ async def exchange(
                 timeout=ENDING,
                 what="transcript",
             )
-        summaries = await traces(url, client.session_id)
+        summaries = await traces(url, client.session_id, key)
         found = _found_end(client, clip)
         if end is None and found is not None:
             last = earlier(last, found)

@@ -36,15 +36,17 @@ STEPS = {
 
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
-    """args: file, server (None to start one), save (None to keep no sound), json.
+    """args: file, server (None to start one), key (of that server), save (None to keep no sound), json.
 
     Returns 0, or 1 when no reply was heard. Raises BadRequest for a file that holds no sound, SetupError for
     a service that cannot start. An interrupt ends the session and the service, and passes through.
     """
-    return asyncio.run(talk(settings, args.file, args.server, args.save, quiet=args.json))
+    return asyncio.run(talk(settings, args.file, args.server, args.save, key=args.key, quiet=args.json))
 
 
-async def talk(settings: Settings, file: Path, server: str | None, save: Path | None, *, quiet: bool) -> int:
+async def talk(
+    settings: Settings, file: Path, server: str | None, save: Path | None, *, key: str | None, quiet: bool
+) -> int:
     if server is not None and not server.startswith(("ws://", "wss://")):
         raise BadRequest(f"--server {server}: write it as a websocket's address, ws://HOST:PORT")
     _writable(save)
@@ -60,7 +62,7 @@ async def talk(settings: Settings, file: Path, server: str | None, save: Path | 
             url = server
         say(f"playing {file.name}, {len(samples) / SAMPLE_RATE:.1f} s, into {url}")
         try:
-            said = await exchange(url, samples, limit=LIMIT, whole=True)
+            said = await exchange(url, samples, limit=LIMIT, whole=True, key=key)
         except ClientError as error:
             said = Exchange(problem=str(error))
     saved = save if len(said.sound) else None

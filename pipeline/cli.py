@@ -194,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     talk.add_argument("--json", action="store_true", help="print one JSON object, on the last line")
     talk.add_argument("--save", type=Path, metavar="OUT.wav", help="write the reply there")
     talk.add_argument("--server", metavar="URL", help="ask this server; without it, one is started")
+    talk.add_argument("--key", metavar="ak_...", help="an API key of that server")
 
     bench = _command(
         commands,

@@ -41,3 +41,19 @@ def test_a_preflight_grants_the_headers_of_openais_clients_and_no_others() -> No
     )
     assert "POST" in said["Access-Control-Allow-Methods"]
     assert "authorization" in Cors("*").preflight(PAGE, "")["Access-Control-Allow-Headers"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "may"),
+    [
+        ("http://localhost:3000", True),
+        ("http://127.0.0.1", True),
+        ("https://page.example", False),
+        ("null", False),
+    ],
+)
+def test_without_a_key_all_means_pages_of_this_machine(origin: str, may: bool):
+    cors = Cors("*", local=lambda: True)
+    assert cors.allows(origin) is may
+    assert ("Access-Control-Allow-Origin" in cors.headers(origin)) is may
+    assert Cors("*, https://page.example", local=lambda: True).allows("https://page.example")

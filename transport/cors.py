@@ -6,7 +6,8 @@ not name its origin. Keys travel in headers, never in cookies, so no answer spea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
 
 METHODS = "GET, POST, DELETE, HEAD, OPTIONS"
 MAX_AGE = 600
@@ -28,13 +29,19 @@ EXPOSED = ", ".join(
 
 
 class Cors:
-    """allowed: origins with commas between, "*" for every one, "" for none."""
+    """allowed: origins with commas between, "*" for every one, "" for none.
 
-    def __init__(self, allowed: str) -> None:
+    local: whether "*" means pages of this machine only, for want of a key that others would lack.
+    """
+
+    def __init__(self, allowed: str, *, local: Callable[[], bool] = lambda: False) -> None:
+        self._local = local
         self._allowed = frozenset(origin.strip().rstrip("/") for origin in allowed.split(",")) - {""}
 
     def allows(self, origin: str) -> bool:
-        return "*" in self._allowed or origin in self._allowed
+        if "*" in self._allowed and (not self._local() or _loopback(origin)):
+            return True
+        return origin in self._allowed
 
     def headers(self, origin: str | None) -> Mapping[str, str]:
         """What an answer adds for a page of this origin; None where no page asks."""
@@ -42,7 +49,7 @@ class Cors:
             return {}
         if not self.allows(origin):
             return {"Vary": "Origin"}
-        if "*" in self._allowed:
+        if "*" in self._allowed and not self._local():
             return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": EXPOSED}
         return {
             "Access-Control-Allow-Origin": origin,
@@ -61,3 +68,7 @@ class Cors:
             "Access-Control-Allow-Headers": ", ".join(granted or sorted(HEADERS)),
             "Access-Control-Max-Age": str(MAX_AGE),
         }
+
+
+def _loopback(origin: str) -> bool:
+    return urlsplit(origin).hostname in ("localhost", "127.0.0.1", "::1")

@@ -121,7 +121,7 @@ class Surface:
         self._routes = Routes(endpoints)
         self._gate = gate
         self._settings = settings
-        self._cors = Cors(settings.cors_origins)
+        self._cors = Cors(settings.cors_origins, local=lambda: not gate.required)
         self._new_id = new_id
         self._realtime_path = realtime_path
         self._realtime = realtime
