@@ -61,6 +61,9 @@ MIN_CONFIDENCE = -1.4
 """avg_logprob - no_speech_prob of the worst text that may be speech. 154 spoken clips, noisy ones too, reach
 -1.27 at worst; see docs/decisions/0002."""
 
+TRANSLATED = 0.5
+"""By how much less sure a translation may be: there are many ways to say it."""
+
 FLOOR = 1e-4
 """Root mean square (-80 dBFS) below which nothing was said; whispers and bad phone lines stay above -65."""
 
@@ -94,7 +97,7 @@ TURN = (_Step(), _Step(full=True), _Step(full=True, beam=5))
 """How a turn's window is decoded: each step where the one before gave nothing to trust."""
 RECORDING = (
     *(_Step(beam=5), _Step(full=True, beam=5), _Step(full=True)),
-    *(_Step(full=True, temperature=t) for t in (0.2, 0.4, 0.6, 0.8, 1.0)),
+    *(_Step(full=True, temperature=t) for t in (0.2, 0.4, 0.8)),
 )
 """How a recording's is."""
 
@@ -201,7 +204,10 @@ class Whisper:
                 break
             if window.reading and step == _Step(full=True, beam=5) and self.bucket(window) == FULL:
                 continue  # that was the first
-            tried += self._attempt([window], FULL, step)
+            [again] = self._attempt([window], FULL, step)
+            if window.reading and not again.transcription.text:
+                continue  # a worse try does not make hollow what another understood
+            tried.append(again)
         if tried[-1].sound:
             return tried[-1].transcription
         best = max(tried, key=_worth).transcription
@@ -327,10 +333,14 @@ class Whisper:
             unfinished=unclosed,
             temperature=temperature,
         )
+        translated = window.reading is not None and window.reading.task == "translate"
+        slack = TRANSLATED if translated else 0.0
         sound = (
-            not unclosed and found.avg_logprob >= MIN_LOGPROB and found.compression_ratio <= MAX_COMPRESSION
+            not unclosed
+            and found.avg_logprob >= MIN_LOGPROB - slack
+            and found.compression_ratio <= MAX_COMPRESSION
         )
-        if hollow(found):
+        if hollow(found, slack):
             return _Attempt(replace(found, text="", segments=()), sound=True)
         early = window.reading is not None and self._early(window, found)
         # Drawn tokens are no better at ends: what ends early then is kept.
@@ -392,12 +402,12 @@ class Whisper:
         return replace(attempt, transcription=replace(found, segments=tuple(segments)))
 
 
-def hollow(found: Transcription) -> bool:
-    """Whether the text was made up about audio without words."""
+def hollow(found: Transcription, slack: float = 0.0) -> bool:
+    """Whether the text was made up about audio without words. slack: by how much less sure it may be."""
     bare = re.sub(r"[^\w' ]", "", found.text.lower()).strip()
     if not re.search(r"\w", bare):
         return True
-    if found.avg_logprob - found.no_speech_prob < MIN_CONFIDENCE:
+    if found.avg_logprob - found.no_speech_prob < MIN_CONFIDENCE - slack:
         return True
     if found.no_speech_prob > NO_SPEECH and found.avg_logprob < -0.3:
         return True

@@ -24,6 +24,7 @@ from ..asr.languages import NAMES, code_of
 from ..asr.reading import Recording, Task, read
 from ..asr.recording import Passage
 from ..asr.subtitles import Cue, srt, vtt
+from ..asr.words import joint
 from ..pipeline.errors import BadRequest, RateLimited
 from .http import Endpoint, Services, Stream, answer, connected, spend_audio, sse, sse_error, validated
 from .uploads import Form, members, uploaded
@@ -257,7 +258,9 @@ def _verbose(asked: Asked, said: Said) -> dict[str, Any]:
 
 
 def _segment(passage: Passage) -> dict[str, Any]:
-    lead = passage.lead if passage.number else " "
+    lead = (
+        passage.lead if passage.number else joint("a", passage.text)
+    )  # Whisper's own texts begin with a space
     return {
         "id": passage.number,
         "seek": passage.seek // 160,  # in frames of 10 ms
