@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..pipeline.events import Usage
+from ..pipeline.tools import Tool as Tool
+from ..pipeline.tools import ToolUse
 
 JsonSchema = Mapping[str, Any] | bool
 
@@ -33,29 +35,6 @@ class Message:
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function the model may call. parameters: the JSON Schema of its arguments, an object's."""
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """Which tools may, or must, be called.
-
-    mode: "none" no call, "auto" the model decides, "required" at least one call.
-    name: with "required", the one tool that must be called. parallel: more than one call in a reply.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    mode: Literal["none", "auto", "required"] = "auto"
-    name: str | None = None
-    parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +84,7 @@ class ChatRequest:
     owner: str
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
-    tools: ToolUse = ToolUse()
+    tools: ToolUse = field(default_factory=ToolUse)
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..llm.base import Message
+from ..llm.base import Message, ToolCall
 from .errors import BadRequest, NotFound
 from .events import Item
 from .playback import Spoken, heard
@@ -47,11 +47,19 @@ class Conversation:
         """Insert an item of the client's after `previous_item_id` (None: at the end, "root": at the head).
 
         Returns the previous id. Raises BadRequest for an id that is taken or a full conversation, NotFound
-        for an unknown previous item.
+        for an unknown previous item, and for a result whose call is not there.
         """
         if item.id in self._items:
             raise BadRequest(
                 f"item {item.id!r} is in the conversation already", param="item.id", code="item_exists"
+            )
+        if item.kind == "function_call_output" and not any(
+            i.kind == "function_call" and i.call_id == item.call_id for i in self._items.values()
+        ):
+            raise BadRequest(
+                f"no function call in the conversation has the call_id {item.call_id!r:.80}",
+                code="invalid_tool_call_id",
+                param="item.call_id",
             )
         if len(self._items) >= self.max_items:
             raise BadRequest(
@@ -136,16 +144,57 @@ class Conversation:
 
 
 def messages(items: Iterable[Item]) -> list[Message]:
-    return [message for item in items if (message := _message(item)).content]
+    """What a language model sees of items, those without words left out.
+
+    Calls belong to the agent's words before them. A result stands right after its call, however late it came;
+    one whose call is not among the items stands where it is.
+    """
+    items = list(items)
+    calls = {item.call_id for item in items if item.kind == "function_call"}
+    results: dict[str | None, list[Message]] = {}
+    for item in items:
+        if item.kind == "function_call_output" and item.call_id in calls:
+            results.setdefault(item.call_id, []).append(_result(item))
+    found: list[Message] = []
+    open_results: list[Message] = []
+    for item in items:
+        if item.kind == "function_call":
+            call = ToolCall(item.call_id or "", item.name or "", item.arguments or "{}")
+            if found and found[-1].role == "assistant":
+                found[-1] = replace(found[-1], tool_calls=(*found[-1].tool_calls, call))
+            else:
+                found.append(Message("assistant", "", tool_calls=(call,)))
+            open_results += results.pop(item.call_id, [])
+            continue
+        if item.kind == "function_call_output":
+            if item.call_id not in calls:
+                found.append(_result(item))
+            continue
+        text = " ".join(part.text for part in item.parts if part.text).strip()
+        if text:
+            found += open_results
+            open_results = []
+            found.append(Message(item.role or "user", text))
+    return found + open_results
 
 
-def _message(item: Item) -> Message:
-    if item.kind == "function_call":
-        return Message("assistant", f"{item.name}({item.arguments})")
-    if item.kind == "function_call_output":
-        return Message("tool", item.output or "")
-    text = " ".join(part.text for part in item.parts if part.text)
-    return Message(item.role or "user", text.strip())
+def _result(item: Item) -> Message:
+    return Message("tool", item.output or "", tool_call_id=item.call_id)
+
+
+def _sendable_from(history: Sequence[Message], start: int) -> int:
+    """The first place from `start` on where a history may begin: not at a result without its call."""
+    while start < len(history) and history[start].role == "tool":
+        start += 1
+    return start
+
+
+def shortened(prompt: Sequence[Message]) -> list[Message] | None:
+    """A prompt without the older half of its history; None when there is nothing to leave out."""
+    head = [message for message in prompt[:1] if message.role == "system"]
+    rest = prompt[len(head) :]
+    start = _sendable_from(rest, (len(rest) + 1) // 2)
+    return None if len(rest) < 2 or start == len(rest) else [*head, *rest[start:]]
 
 
 def _cut(clause: Spoken, spoken: Sequence[Spoken], audio_end: float) -> Spoken:

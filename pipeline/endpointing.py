@@ -21,8 +21,10 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from ..llm.base import ChatRequest, Limits, Message, TextModel, TextRequest
+from ..llm.base import ChatRequest, Limits, Message, TextModel, TextRequest, ToolUse
 from .errors import AntiphonError
+
+NO_TOOLS = ToolUse()
 
 ALTERNATIVES = 20
 """Of the next token; the mass beyond them is next to nothing."""
@@ -107,8 +109,8 @@ class EndOfTurn:
         self._model = model
         self._owner = owner
 
-    async def probability(self, history: Sequence[Message], text: str) -> float:
-        """That the turn is over after these words of the user. history: the messages before them.
+    async def probability(self, history: Sequence[Message], text: str, tools: ToolUse = NO_TOOLS) -> float:
+        """That the turn is over after these words of the user. history, tools: the prompt before them.
 
         Takes the conversation's slot of the model for a token. Cancelling frees it. Raises nothing: without
         an answer within TIMEOUT the rules decide.
@@ -118,13 +120,13 @@ class EndOfTurn:
         if self._model is not None and bare:
             try:
                 async with asyncio.timeout(TIMEOUT):
-                    found = await self._asked(self._model, [*history, Message("user", bare)], bare)
+                    found = await self._asked(self._model, [*history, Message("user", bare)], bare, tools)
             except (AntiphonError, TimeoutError) as error:
                 log.debug("no probability of an end from the model: %s", type(error).__name__)
         return min(found, 0.4) if dictating(text) else found
 
-    async def _asked(self, model: TextModel, messages: Sequence[Message], bare: str) -> float:
-        prompt = await model.render(ChatRequest(messages, self._owner))
+    async def _asked(self, model: TextModel, messages: Sequence[Message], bare: str, tools: ToolUse) -> float:
+        prompt = await model.render(ChatRequest(messages, self._owner, tools=tools))
         at = prompt.rindex(bare) + len(bare)
         limits = Limits(max_tokens=1, logprobs=ALTERNATIVES)
         async with model.complete(TextRequest(prompt[:at], self._owner, limits)) as deltas:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import AntiphonError
+from .tools import ToolUse
 
 Samples = NDArray[np.float32]
 """Mono PCM, shape (n,), float32 in [-1, 1]; the rate is said beside it."""
@@ -205,7 +206,9 @@ class Refuse:
     code: Literal["conversation_already_has_active_response", "response_cancel_not_active"]
 
 
-Action = StartTurn | Announce | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
+Action = (
+    StartTurn | Announce | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
+)
 
 # --- items and responses --------------------------------------------------------------------------------
 
@@ -332,6 +335,7 @@ class SessionConfig:
     prefix_padding: float = 0.3
     turn: TurnPolicy | None = field(default_factory=TurnPolicy)
     max_output_tokens: int | None = None
+    tools: ToolUse = field(default_factory=ToolUse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +404,7 @@ class CreateResponse:
     metadata: Mapping[str, str] | None = None
     input: Sequence[Item] | None = None
     in_conversation: bool = True
+    tools: ToolUse | None = None
     event_id: str | None = None
 
 
@@ -512,7 +517,7 @@ class ResponseStarted:
 
 @dataclass(frozen=True, slots=True)
 class OutputStarted:
-    """The response's one message item begins (status in_progress, one part of the response's modality)."""
+    """The response's one message begins (status in_progress, one part of the response's modality)."""
 
     response_id: str
     item: Item
@@ -552,6 +557,17 @@ class OutputDone:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputCall:
+    """The response calls a tool: the whole call, its arguments a JSON object; after the message, if any."""
+
+    response_id: str
+    item: Item
+    previous_item_id: str | None
+    output_index: int
+    in_conversation: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseDone:
     response: Response
 
@@ -583,6 +599,7 @@ Output = (
     | OutputText
     | OutputAudio
     | OutputDone
+    | OutputCall
     | ResponseDone
     | Failed
 )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 
-from ..llm.base import ChatModel, ChatRequest, Limits, Message
+from ..llm.base import ChatModel, ChatRequest, Limits, Message, ToolUse
 from .errors import AntiphonError
 
 log = logging.getLogger(__name__)
@@ -26,14 +26,15 @@ class Prefill:
         self._owner = owner
         self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
-        self._last: Sequence[Message] = ()
+        self._last: ChatRequest | None = None
 
-    def bring(self, prompt: Sequence[Message]) -> None:
+    def bring(self, prompt: Sequence[Message], tools: ToolUse) -> None:
         """Compute this prompt in the background; nothing happens while another is computed, or for the last
         one again."""
-        if prompt and prompt != self._last and self._task is None:
-            self._last = prompt
-            self._task = self._spawn(self._run(prompt), "prefill")
+        request = ChatRequest(prompt, self._owner, Limits(max_tokens=0), tools=tools)
+        if prompt and request != self._last and self._task is None:
+            self._last = request
+            self._task = self._spawn(self._run(request), "prefill")
             self._task.add_done_callback(self._idle)
 
     def stop(self) -> None:
@@ -41,9 +42,9 @@ class Prefill:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, prompt: Sequence[Message]) -> None:
+    async def _run(self, request: ChatRequest) -> None:
         try:
-            async with self._chat.stream(ChatRequest(prompt, self._owner, Limits(max_tokens=0))) as deltas:
+            async with self._chat.stream(request) as deltas:
                 async for _ in deltas:
                     pass
         except AntiphonError as error:

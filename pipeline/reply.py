@@ -6,27 +6,32 @@ The three run side by side with short bounded queues between them, so a reply be
 by a clause or two and then waits. Nothing leaves before `release`. `cancel` is immediate for the client (what
 was not sent is flushed, the closing events follow at once) while the engines are freed in the task's own
 unwinding; nothing of a closed reply reaches the client any more.
+
+Tools are called last: after everything that was to be said, in the step that ends the response. A call is out
+whole or not at all, whenever the reply is cut.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..llm.base import ChatModel, ChatRequest
+from ..llm.base import ChatModel, ChatRequest, ToolCall
 from ..tts.base import Synthesizer, Voice
 from ..tts.text import Clause, Clauses
 from .audio import Gain
-from .conversation import Conversation
+from .calls import Calls
+from .conversation import Conversation, shortened
 from .errors import AntiphonError, BadRequest, EngineFailed
 from .events import (
     CancelReason,
     Item,
     OutputAudio,
+    OutputCall,
     OutputDone,
     OutputStarted,
     OutputText,
@@ -67,15 +72,16 @@ class Reply:
     """One revision's answer.
 
     request: the prompt. trace: filled in as stages are reached, in ms after `since` (event loop time).
-    conversation: gets the item at release, when the response belongs to it. turn: the user's, if it answers
-    one. ended: called once, when the reply has ended by itself: done or failed, or failed behind the gate.
+    new_id: makes ids from a prefix. conversation: gets the message when it begins (at release; with tools, with
+    its first words), and the calls, when the response belongs to it. turn: the user's, if it answers one.
+    ended: called once, when the reply has ended by itself: done or failed, or failed behind the gate.
     """
 
     def __init__(
         self,
         revision: int,
         response: Response,
-        item_id: str,
+        new_id: Callable[[str], str],
         request: ChatRequest,
         *,
         chat: ChatModel,
@@ -99,8 +105,11 @@ class Reply:
         """Speak lower: somebody makes a sound."""
         self.task: asyncio.Task[None] | None = None
         kind = "output_audio" if response.modality == "audio" else "output_text"
-        self._item = Item(item_id, role="assistant", parts=(Part(kind, ""),), status="in_progress")
+        self._item = Item(new_id("item"), role="assistant", parts=(Part(kind, ""),), status="in_progress")
         self._previous: str | None = None
+        self._started_message = False
+        self._calls = Calls()
+        self._new_id = new_id
         self._request = request
         self._chat = chat
         self._synthesizer = synthesizer
@@ -140,12 +149,8 @@ class Reply:
         self.released = True
         self._stamp("gate_open")
         self._outbox.put(ResponseStarted(self.response))
-        self._previous = self._conversation.last_id
-        if self.response.in_conversation:
-            self._previous = self._conversation.append(self._item)
-        self._outbox.put(
-            OutputStarted(self.response.id, self._item, self._previous, self.response.in_conversation)
-        )
+        if not self._request.tools.tools:
+            self._start_message()
         self._gate.set()
 
     def cancel(self, reason: CancelReason) -> float:
@@ -191,12 +196,15 @@ class Reply:
         if not self.closed:
             await self._gate.wait()
         if not self.closed:
+            calls = self._calls.whole()
+            if error is None and len(calls) < len(self._calls) and not self._cut_short:
+                error = EngineFailed("the language model called a tool with arguments that are not JSON")
             if error is not None:
                 self._finish("failed", error=error)
             elif self._cut_short:
-                self._finish("incomplete", reason="max_output_tokens")
+                self._finish("incomplete", reason="max_output_tokens", calls=calls)
             else:
-                self._finish("completed")
+                self._finish("completed", calls=calls)
             self._ended(self)
 
     # --- the chain --------------------------------------------------------------------------------------
@@ -225,7 +233,8 @@ class Reply:
             try:
                 async with self._chat.stream(request) as deltas:
                     async for delta in deltas:
-                        if delta.text:
+                        self._calls.push(delta.calls)
+                        if delta.text and (delta.text.strip() or not self._calls):
                             self._stamp("first_token")
                             yield delta.text
                         if delta.finish_reason is not None:
@@ -233,11 +242,10 @@ class Reply:
                             self._usage = delta.usage or self._usage
                 return
             except BadRequest as refusal:
-                head = [m for m in request.messages[:1] if m.role == "system"]
-                rest = request.messages[len(head) :]
-                if refusal.code != "context_length_exceeded" or len(rest) < 2:
+                less = shortened(request.messages)
+                if refusal.code != "context_length_exceeded" or less is None:
                     raise
-                request = replace(request, messages=[*head, *rest[(len(rest) + 1) // 2 :]])
+                request = replace(request, messages=less)
 
     async def _speak(self) -> None:
         while (clause := await self._clauses.get()) is not None:
@@ -287,8 +295,25 @@ class Reply:
 
     def _say(self, text: str) -> None:
         if not self.closed:
+            if not self._started_message:
+                if not text.strip():
+                    return
+                self._start_message()
             self._text += text
             self._outbox.put(OutputText(self.response.id, self._item.id, self.response.modality, text))
+
+    def _start_message(self) -> None:
+        self._started_message = True
+        self._previous = self._entered(self._item)
+        self._outbox.put(
+            OutputStarted(self.response.id, self._item, self._previous, self.response.in_conversation)
+        )
+
+    def _entered(self, item: Item) -> str | None:
+        """The id before an item that begins, which is in the conversation now if the response is."""
+        return (
+            self._conversation.append(item) if self.response.in_conversation else self._conversation.last_id
+        )
 
     def _finish(
         self,
@@ -296,15 +321,29 @@ class Reply:
         *,
         reason: Literal["turn_detected", "client_cancelled", "max_output_tokens"] | None = None,
         error: AntiphonError | None = None,
+        calls: Sequence[ToolCall] = (),
     ) -> None:
         """Close the response for the client and the conversation. Only after `release`, and once."""
         self.closed = True
         usage = self._usage or Usage()
         sent = self._playback.sent if self._sent is None else self._sent
         usage = replace(usage, output_audio_tokens=round(sent * AUDIO_TOKENS_PER_SECOND))
+        output: list[Item] = []
+        if self._started_message:
+            output.append(self._close_message(status == "completed", sent))
+        for call in calls:
+            output.append(self._call(call, len(output)))
+        self.response = replace(
+            self.response, status=status, reason=reason, error=error, output=tuple(output), usage=usage
+        )
+        self._outbox.put(ResponseDone(self.response))
+        self.trace.status = status
+        self.trace.reply = self._text
+
+    def _close_message(self, completed: bool, sent: float) -> Item:
         self._item = replace(
             self._item,
-            status="completed" if status == "completed" else "incomplete",
+            status="completed" if completed else "incomplete",
             parts=(replace(self._item.parts[0], text=self._text),),
         )
         if self.response.in_conversation:
@@ -312,12 +351,19 @@ class Reply:
         self._outbox.put(
             OutputDone(self.response.id, self._item, self._previous, self.response.in_conversation)
         )
-        self.response = replace(
-            self.response, status=status, reason=reason, error=error, output=(self._item,), usage=usage
+        return self._item
+
+    def _call(self, call: ToolCall, index: int) -> Item:
+        item = Item(
+            self._new_id("item"),
+            "function_call",
+            name=call.name,
+            arguments=call.arguments,
+            call_id=call.id or self._new_id("call"),
         )
-        self._outbox.put(ResponseDone(self.response))
-        self.trace.status = status
-        self.trace.reply = self._text
+        previous = self._entered(item)
+        self._outbox.put(OutputCall(self.response.id, item, previous, index, self.response.in_conversation))
+        return item
 
     def _stamp(self, stage: str) -> None:
         """The first time a stage is reached, in ms after the end of speech."""

@@ -506,11 +506,12 @@ class Session:
         response = self._response(asked)
         llm = self._settings.llm
         limits = Limits(max_tokens=min(response.max_output_tokens or llm.max_tokens, llm.max_tokens))
-        request = ChatRequest(prompt, self.id, limits, Sampling(llm.temperature))
+        tools = self.config.tools if asked.tools is None else asked.tools
+        request = ChatRequest(prompt, self.id, limits, Sampling(llm.temperature), tools)
         reply = Reply(
             revision,
             response,
-            self._new_id("item"),
+            self._new_id,
             request,
             chat=self._engines.chat,
             synthesizer=self._engines.voice,
@@ -599,7 +600,9 @@ class Session:
                 self._transcribed(turn, text)
             elif text and self._machine.policy.patience is not None and not self._machine.doubt:
                 # Before the reply: both want the conversation's slot, and the words are the reply's prefix.
-                turn.over = await self._end_of_turn.probability(self._history_messages(), text)
+                turn.over = await self._end_of_turn.probability(
+                    self._history_messages(), text, self.config.tools
+                )
         except AntiphonError as error:
             turn.failed = error
             if turn.committed == revision:
@@ -619,7 +622,7 @@ class Session:
 
     def _bring(self, prompt: list[Message]) -> None:
         if self._settings.llm.prefill and not self._replies:
-            self._prefill.bring(prompt)
+            self._prefill.bring(prompt, self.config.tools)
 
     # --- small things -----------------------------------------------------------------------------------
 

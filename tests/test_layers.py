@@ -13,15 +13,20 @@ PACKAGES = ("pipeline", "asr", "llm", "tts", "transport", "benchmarks")
 VOCABULARY, CONTRACTS, LOGIC, SHELLS, BACKENDS, TOP = range(6)
 
 LAYERS = {
-    **dict.fromkeys(("pipeline.audio", "pipeline.events", "pipeline.errors"), VOCABULARY),
+    **dict.fromkeys(("pipeline.audio", "pipeline.events", "pipeline.errors", "pipeline.tools"), VOCABULARY),
     **dict.fromkeys(("asr.base", "llm.base", "tts.base"), CONTRACTS),
     **dict.fromkeys(
         (
             *("pipeline.turn", "pipeline.scheduler", "pipeline.conversation", "pipeline.playback"),
             *("pipeline.catalog", "asr.vad", "asr.streaming", "tts.text", "tts.spoken", "tts.numbers"),
             *("transport.realtime", "transport.schema", "transport.objects", "transport.session_object"),
-            *("transport.limits", "transport.cors"),
-            *("transport.generation", "transport.chat_schema", "transport.chat_request", "transport.chat_encoder"),
+            *("transport.limits", "transport.cors", "transport.session_tools", "pipeline.calls"),
+            *(
+                "transport.generation",
+                "transport.chat_schema",
+                "transport.chat_request",
+                "transport.chat_encoder",
+            ),
             *("transport.custom_tools", "transport.completion_schema", "transport.completion_encoder"),
             *("llm.templates", "llm.stops", "llm.thinking", "llm.tools", "llm.reading", "llm.structured"),
             *("asr.recording", "asr.words", "asr.subtitles", "asr.languages"),

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire import (
     ASSISTANT,
+    CALLED,
     CAPTURES,
     EVERYTHING_ELSE,
     FAILURE,
+    NOW,
     VOICE_TURN,
     WIRE,
     b64,
@@ -42,6 +44,7 @@ from antiphon.pipeline.events import (
     Item,
     Output,
     OutputAudio,
+    OutputCall,
     OutputDone,
     OutputStarted,
     Part,
@@ -50,6 +53,7 @@ from antiphon.pipeline.events import (
     RetrieveItem,
     TruncateItem,
 )
+from antiphon.pipeline.tools import Tool, ToolUse
 from antiphon.transport import schema
 from antiphon.transport.realtime import RealtimeCodec
 
@@ -374,6 +378,11 @@ def test_items_come_in(item: dict[str, Any], expected: Item):
         (message("tool"), "invalid_value", "item.role"),
         ({"type": "item_reference", "id": "a"}, "invalid_value", "item"),
         ({"type": "function_call_output", "output": {}, "call_id": "c"}, "invalid_type", "item.output"),
+        (
+            {"type": "function_call", "name": "now", "arguments": "{", "call_id": "c"},
+            "invalid_value",
+            "item.arguments",
+        ),
         ({"role": "user"}, "invalid_value", "item"),
     ],
 )
@@ -398,7 +407,31 @@ def test_a_response_may_differ_from_its_session():
             "tool_choice": "none",
         },
     )
-    assert asked == CreateResponse("Sing.", "text", "alto", 4096, {"topic": "song"}, event_id="mine")
+    assert asked == CreateResponse(
+        "Sing.", "text", "alto", 4096, {"topic": "song"}, tools=ToolUse(mode="none"), event_id="mine"
+    )
+
+
+def test_the_tools_of_a_response_are_its_own_or_the_sessions():
+    wire = codec()
+    assert one(wire, "response.create").tools is None
+    update(wire, tools=[NOW], tool_choice="none", parallel_tool_calls=False)
+    tools = (Tool("now", "Tells the time.", {"type": "object", "properties": {}}),)
+    asked = one(wire, "response.create", response={"tool_choice": {"type": "function", "name": "now"}})
+    assert asked.tools == ToolUse(tools, "required", "now", parallel=False)
+    asked = one(wire, "response.create", response={"tools": [NOW | {"name": "then"}]})
+    assert (asked.tools.tools[0].name, asked.tools.mode) == ("then", "auto")
+    asked = one(wire, "response.create", response={"parallel_tool_calls": True})
+    assert asked.tools == ToolUse(tools, "none", parallel=True)
+
+
+def test_a_call_outside_the_conversation_is_no_item_of_it():
+    call = OutputCall("resp_1", CALLED, None, 0, in_conversation=False)
+    kinds = [event["type"] for event in play(codec(), call)]
+    assert kinds == [
+        "response.output_item.added", "response.function_call_arguments.delta",
+        "response.function_call_arguments.done", "response.output_item.done",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -408,10 +441,16 @@ def test_a_response_may_differ_from_its_session():
         ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"),
         ({"metadata": {str(n): "" for n in range(17)}}, "invalid_value", "metadata"),
         ({"conversation": "conv_1"}, "invalid_value", "conversation"),
-        ({"tools": [{"type": "mcp"}]}, "unsupported", "tools"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "unsupported", "tools[0].type"),
+        ({"tools": [{"type": "function", "name": "no spaces"}]}, "invalid_value", "tools[0].name"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "now"}}, "invalid_value", "tool_choice.name"),
+        ({"tools": [NOW], "tool_choice": {"type": "function", "name": "then"}}, "invalid_value",
+         "tool_choice.name"),
+        ({"prompt": {"id": "pmpt_1"}}, "unsupported", "prompt"),
         ({"modalities": ["text"]}, "unknown_parameter", "modalities"),
     ],
-)
+)  # fmt: skip
 def test_responses_that_cannot_be_had(response: dict[str, Any], code: str, param: str):
     error = refusal(codec(), "response.create", response=response)
     assert (error.code, error.param) == (code, f"response.{param}")

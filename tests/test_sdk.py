@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -187,3 +188,46 @@ async def test_barge_in_cancels_and_flushes():
         )
         (*_, truncated) = await client.until("conversation.item.truncated")
         assert truncated.item_id == item.id
+
+
+async def test_a_forced_tool_is_called_and_its_result_is_told():
+    lookup = {
+        "type": "function",
+        "name": "get_weather",
+        "description": "The weather in a city now.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    }
+    async with connected(tools=[lookup], tool_choice="required") as client:
+        create = client.connection.conversation.item.create
+        await create(
+            item={
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "What is the weather in Paris?"}],
+            }
+        )
+        await client.connection.response.create()
+        seen = await client.until("response.done")
+        (done,) = [e for e in seen if e.type == "response.function_call_arguments.done"]
+        assert done.name == "get_weather"
+        assert isinstance(json.loads(done.arguments)["city"], str)
+        assert "".join(e.delta for e in seen if e.type == "response.function_call_arguments.delta") == (
+            done.arguments
+        )
+        assert seen[-1].response.output[-1].call_id == done.call_id
+        await create(
+            item={
+                "type": "function_call_output",
+                "call_id": done.call_id,
+                "output": '{"sky": "clear", "degrees": 21}',
+            }
+        )
+        await client.connection.response.create(response={"tool_choice": "none"})
+        told = await client.until("response.done")
+        assert "21" in transcript(told) or "clear" in transcript(told).lower()
+        assert audio_seconds(told) > 0.3

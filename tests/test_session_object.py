@@ -13,6 +13,7 @@ from antiphon.pipeline.events import (
     ResponseStarted,
     TurnPolicy,
 )
+from antiphon.pipeline.tools import Tool, ToolUse
 from antiphon.transport.realtime import RealtimeCodec
 from antiphon.transport.session_object import EAGERNESS, OPENAI_VOICES
 
@@ -185,8 +186,10 @@ def test_what_agents_sdks_send_on_connecting_is_taken():
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"max_output_tokens": 4097}, "invalid_value", "max_output_tokens"),
         ({"instructions": 3}, "invalid_type", "instructions"),
-        ({"tools": [{"type": "function", "name": "now"}]}, "unsupported", "tools"),
-        ({"tool_choice": "required"}, "unsupported", "tool_choice"),
+        ({"tools": [{"type": "function", "name": "now", "parameters": 3}]}, "invalid_type",
+         "tools[0].parameters"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "unsupported", "tools[0].type"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"prompt": {"id": "pmpt_1"}}, "unsupported", "prompt"),
         ({"include": ["item.input_audio_transcription.logprobs"]}, "unsupported", "include"),
         ({"audio": 3}, "invalid_type", "audio"),
@@ -218,6 +221,17 @@ def test_a_wrong_update_names_the_field_and_changes_nothing(session: dict[str, A
     assert (error.code, error.param) == (code, f"session.{param}")
     assert session_of(wire) == before
     assert update(wire) == DEFAULTS
+
+
+def test_tools_are_kept_as_said_and_cleared_by_an_empty_list():
+    wire = codec()
+    schema = {"type": "object", "properties": {"at": {"type": ["string", "null"], "default": None}}}
+    now = {"type": "function", "name": "now", "description": "The time.", "parameters": schema}
+    config = update(wire, tools=[now], tool_choice="required")
+    assert config.tools == ToolUse((Tool("now", "The time.", schema),), "required")
+    assert session_of(wire)["tools"] == [now]
+    assert update(wire, instructions="Hi.").tools == config.tools
+    assert update(wire, tools=[], tool_choice=None).tools == ToolUse()
 
 
 def test_the_model_may_be_named_once_when_the_url_named_none():

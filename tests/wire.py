@@ -28,6 +28,7 @@ from antiphon.pipeline.events import (
     ItemTruncated,
     Output,
     OutputAudio,
+    OutputCall,
     OutputDone,
     OutputStarted,
     OutputText,
@@ -194,6 +195,26 @@ TEXT_TURN: list[Output] = [
     ResponseDone(Response("resp_1", "text", "completed", output=(TEXT,), usage=USAGE)),
 ]  # fmt: skip
 
+NOW = {
+    "type": "function",
+    "name": "now",
+    "description": "Tells the time.",
+    "parameters": {"type": "object", "properties": {}},
+}
+CALLED = Item("item_3", "function_call", name="now", arguments='{"zone":"Oslo"}', call_id="call_1")
+TOLD = Item("item_4", "function_call_output", call_id="call_1", output="12:00")
+TOOL_TURN: list[Output] = [
+    ResponseStarted(STARTED),
+    OutputStarted("resp_1", ASSISTANT, "item_1"),
+    OutputText("resp_1", "item_2", "audio", "Noon. Lunch?"),
+    OutputAudio("resp_1", "item_2", ramp(0, 0.01), 24_000, 0.0),
+    OutputDone("resp_1", SAID, "item_1"),
+    OutputCall("resp_1", CALLED, "item_2", 1),
+    ResponseDone(Response("resp_1", "audio", "completed", output=(SAID, CALLED), usage=USAGE, voice="heart")),
+    ItemAdded(TOLD, "item_3"),
+    ItemDone(TOLD, "item_3"),
+]  # fmt: skip
+
 FAILURE = EngineFailed("the model failed")
 EVERYTHING_ELSE: list[Output] = [
     Configured(DEFAULTS),
@@ -216,5 +237,6 @@ CAPTURES = {
     "voice_turn": VOICE_TURN,
     "barge_in": BARGE_IN,
     "text_turn": TEXT_TURN,
+    "tool_turn": TOOL_TURN,
     "everything_else": EVERYTHING_ELSE,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from ..pipeline.errors import BadRequest
@@ -28,6 +29,12 @@ def item_from(
             parts = tuple(_part(c, item.role, f"{at}.content[{n}]") for n, c in enumerate(item.content))
             return Item(item.id or "", role=item.role, parts=parts)
         case schema.FunctionCall():
+            if not _is_object(item.arguments):
+                raise BadRequest(
+                    "The arguments of a call are a JSON object, as text.",
+                    code="invalid_value",
+                    param=f"{at}.arguments",
+                )
             return Item(
                 item.id or "",
                 "function_call",
@@ -37,6 +44,13 @@ def item_from(
             )
         case schema.FunctionCallOutput():
             return Item(item.id or "", "function_call_output", call_id=item.call_id, output=item.output)
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _part(content: schema.Content, role: str, at: str) -> Part:

@@ -42,6 +42,7 @@ from ..pipeline.events import (
     Modality,
     Output,
     OutputAudio,
+    OutputCall,
     OutputDone,
     OutputStarted,
     OutputText,
@@ -57,10 +58,12 @@ from ..pipeline.events import (
     TurnStarted,
     TurnStopped,
 )
+from ..pipeline.tools import ToolUse
 from . import schema
 from .objects import item_from, item_object, present, status_details, usage_object
 from .schema import Json
-from .session_object import Offer, SessionObject, check_modalities, check_tools, unsupported
+from .session_object import Offer, SessionObject, check_modalities, check_prompt, unsupported
+from .session_tools import tool_use
 
 PIECE_SECONDS = 1.0
 """A long append is handed on in pieces of this length, so that no other session waits for all of it."""
@@ -193,7 +196,7 @@ class RealtimeCodec:
         if params.output_modalities is not None:
             check_modalities(params.output_modalities, "response.output_modalities")
             modality = params.output_modalities[0]
-        check_tools(params.tools, params.tool_choice, params.prompt, "response")
+        check_prompt(params.prompt, "response")
         voice = None
         output = params.audio.output if params.audio is not None else None
         if output is not None:
@@ -215,8 +218,23 @@ class RealtimeCodec:
             if items is None
             else [item_from(item, f"response.input[{n}]", self._new_id) for n, item in enumerate(items)],
             in_conversation=params.conversation != "none",
+            tools=self._tools(params),
             event_id=event_id,
         )
+
+    def _tools(self, params: schema.ResponseParams) -> ToolUse | None:
+        """A response's own tools; what it does not say of them is the session's."""
+        if params.tools is params.tool_choice is params.parallel_tool_calls is None:
+            return None
+        checked = self._session.checked
+        tools = checked.tools if params.tools is None else params.tools
+        choice = params.tool_choice
+        if choice is None:
+            choice = checked.tool_choice if params.tools is None else "auto"
+        parallel = params.parallel_tool_calls
+        if parallel is None:
+            parallel = checked.parallel_tool_calls
+        return tool_use(tools, choice, parallel, "response")
 
     # --- out ----------------------------------------------------------------------------------------------
 
@@ -282,6 +300,8 @@ class RealtimeCodec:
                 return self._output_audio(output)
             case OutputDone():
                 return self._output_done(output)
+            case OutputCall():
+                return self._output_call(output)
             case ResponseDone(response):
                 self._replies.pop(response.id, None)
                 return [self._event("response.done", response=self._response_object(response))]
@@ -349,6 +369,27 @@ class RealtimeCodec:
         events.append(self._output_item("response.output_item.done", response_id, item))
         return events
 
+    def _output_call(self, output: OutputCall) -> list[Json]:
+        item, response_id, index = output.item, output.response_id, output.output_index
+        empty = replace(item, arguments="", status="in_progress")
+        call = {
+            "call_id": item.call_id,
+            "response_id": response_id,
+            "item_id": item.id,
+            "output_index": index,
+        }
+        arguments = "response.function_call_arguments"
+        events = [self._output_item("response.output_item.added", response_id, empty, index)]
+        if output.in_conversation:
+            events.append(self._item_event("conversation.item.added", empty, output.previous_item_id))
+        events += [
+            self._event(f"{arguments}.delta", **call, delta=item.arguments),
+            self._event(f"{arguments}.done", **call, name=item.name, arguments=item.arguments),
+        ]
+        if output.in_conversation:
+            events.append(self._item_event("conversation.item.done", item, output.previous_item_id))
+        return [*events, self._output_item("response.output_item.done", response_id, item, index)]
+
     # --- objects of the wire ------------------------------------------------------------------------------
 
     def _event(self, kind: str, **fields: Any) -> Json:
@@ -359,8 +400,8 @@ class RealtimeCodec:
             kind, response_id=response_id, item_id=item_id, output_index=0, content_index=0, **fields
         )
 
-    def _output_item(self, kind: str, response_id: str, item: Item) -> Json:
-        return self._event(kind, response_id=response_id, output_index=0, item=item_object(item))
+    def _output_item(self, kind: str, response_id: str, item: Item, index: int = 0) -> Json:
+        return self._event(kind, response_id=response_id, output_index=index, item=item_object(item))
 
     def _item_event(self, kind: str, item: Item, previous: str | None) -> Json:
         return self._event(kind, previous_item_id=previous, item=item_object(item))

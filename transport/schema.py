@@ -122,6 +122,29 @@ class Reasoning(Shape):
     effort: str | None = None
 
 
+class FunctionTool(Shape):
+    type: Literal["function"]
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: Text | None = None
+    parameters: Json | None = None
+
+
+class McpTool(BaseModel):
+    """Here to be refused with a reason."""
+
+    type: Literal["mcp"]
+
+
+class NamedFunction(Shape):
+    type: Literal["function"]
+    name: str
+
+
+Tools = Annotated[list[Annotated[FunctionTool | McpTool, Field(discriminator="type")]], Field(max_length=128)]
+ToolChoice = (
+    Literal["none", "auto", "required"] | Annotated[NamedFunction | McpTool, Field(discriminator="type")]
+)
+
 Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2)]
 MaxTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
 
@@ -135,8 +158,8 @@ class Session(Shape):
     instructions: Text
     max_output_tokens: MaxTokens
     audio: Audio
-    tools: list[Json]
-    tool_choice: str | Json
+    tools: Tools
+    tool_choice: ToolChoice
     parallel_tool_calls: bool | None = None
     prompt: Json | None = None
     include: list[str] | None = None
@@ -255,8 +278,8 @@ class ResponseParams(Shape):
     conversation: Literal["auto", "none"] | None = None
     metadata: Metadata | None = None
     input: list[AnyItem] | None = None
-    tools: list[Json] | None = None
-    tool_choice: str | Json | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prompt: Json | None = None
     reasoning: Reasoning | None = None

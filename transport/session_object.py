@@ -14,6 +14,7 @@ from ..pipeline.errors import BadRequest
 from ..pipeline.events import Patience, SessionConfig, TurnPolicy
 from . import schema
 from .schema import Json
+from .session_tools import tool_use
 
 LEAST_PREROLL = 0.3
 """Seconds before the detected start that the recogniser always hears, whatever the client asked for."""
@@ -93,7 +94,7 @@ class SessionObject:
                 param="session.model",
             )
         check_modalities(checked.output_modalities, "session.output_modalities")
-        check_tools(checked.tools, checked.tool_choice, checked.prompt, "session")
+        check_prompt(checked.prompt, "session")
         if checked.include:
             raise unsupported("Additional output fields are", "session.include")
         detection = checked.audio.input.turn_detection
@@ -148,14 +149,7 @@ def check_modalities(modalities: Sequence[str], param: str) -> None:
         )
 
 
-def check_tools(
-    tools: Sequence[Json] | None, choice: str | Json | None, prompt: Json | None, at: str
-) -> None:
-    """Refuse what would change the answer and is not there yet; what changes nothing may stand."""
-    if tools:
-        raise unsupported("Tools are", f"{at}.tools")
-    if choice not in (None, "auto", "none"):
-        raise unsupported("A forced tool choice is", f"{at}.tool_choice")
+def check_prompt(prompt: Json | None, at: str) -> None:
     if prompt is not None:
         raise unsupported("Stored prompts are", f"{at}.prompt")
 
@@ -186,6 +180,7 @@ def _derive(session: schema.Session, offer: Offer) -> SessionConfig:
         prefix_padding=max(LEAST_PREROLL, padding),
         turn=turn,
         max_output_tokens=None if session.max_output_tokens == "inf" else session.max_output_tokens,
+        tools=tool_use(session.tools, session.tool_choice, session.parallel_tool_calls, "session"),
     )
 
 
