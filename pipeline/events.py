@@ -322,7 +322,8 @@ class SessionConfig:
     """What a client may change about its session, in the pipeline's own terms.
 
     `turn` None means manual turns: the client commits and asks. `max_output_tokens` None means no limit but
-    the model's. `speed` 1.0 is the voice's own pace. `language` None lets the recogniser decide.
+    the model's. `speed` 1.0 is the voice's own pace. `language` None lets the recogniser decide. `answers` False:
+    the session only writes down what it hears, and what was said before is no prompt of anything.
     """
 
     instructions: str = ""
@@ -336,6 +337,7 @@ class SessionConfig:
     turn: TurnPolicy | None = field(default_factory=TurnPolicy)
     max_output_tokens: int | None = None
     tools: ToolUse = field(default_factory=ToolUse)
+    answers: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -621,13 +621,13 @@ class Session:
         return wanted
 
     def _bring(self, prompt: list[Message]) -> None:
-        if self._settings.llm.prefill and not self._replies:
+        if self._settings.llm.prefill and self.config.answers and not self._replies:
             self._prefill.bring(prompt, self.config.tools)
 
     # --- small things -----------------------------------------------------------------------------------
 
     def _history_messages(self) -> list[Message]:
-        return self.conversation.messages(self.config.instructions)
+        return self.conversation.messages(self.config.instructions) if self.config.answers else []
 
     def _new_turn(self, start: float) -> OpenTurn:
         self._turns += 1

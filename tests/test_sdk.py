@@ -231,3 +231,49 @@ async def test_a_forced_tool_is_called_and_its_result_is_told():
         told = await client.until("response.done")
         assert "21" in transcript(told) or "clear" in transcript(told).lower()
         assert audio_seconds(told) > 0.3
+
+
+async def test_a_transcription_session_by_intent_and_by_secret():
+    """semantic_vad as the Agents SDK's speech-to-text asks for it, then the client's own commit."""
+    async with (
+        running(load(overrides=["server.port=0"])) as url,
+        AsyncOpenAI(
+            api_key="none", base_url=f"{url.replace('ws', 'http', 1)}/v1", websocket_base_url=f"{url}/v1"
+        ) as openai,
+    ):
+        async with openai.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+            client = Client(connection)
+            (created,) = await client.until("session.created")
+            assert created.session.type == "transcription"
+            for detection in ({"type": "semantic_vad", "eagerness": "high"}, None):
+                await connection.session.update(
+                    session={
+                        "type": "transcription",
+                        "audio": {
+                            "input": {
+                                "format": {"type": "audio/pcm", "rate": 24000},
+                                "transcription": {"model": "gpt-4o-transcribe"},
+                                "turn_detection": detection,  # type: ignore[typeddict-item]
+                            }
+                        },
+                    }
+                )
+                await client.until("session.updated")
+                await client.append(np.concatenate([clip("question.wav"), SILENCE]))
+                if detection is None:
+                    await connection.input_audio_buffer.commit()
+                seen = await client.until("conversation.item.input_audio_transcription.completed")
+                assert seen[-1].transcript.strip()
+            assert not [e for e in client.events if e.type.startswith("response.")]
+
+        secret = await openai.realtime.client_secrets.create(
+            session={"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+        )
+        assert secret.session.type == "transcription"
+        async with (
+            openai.with_options(api_key=secret.value) as page,
+            page.realtime.connect(extra_query={"intent": "transcription"}) as connection,
+        ):
+            (created,) = await Client(connection).until("session.created")
+            assert created.session.type == "transcription"
+            assert created.session.audio.input.turn_detection is None

@@ -312,7 +312,7 @@ async def test_a39_a_secret_expires(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"expires_after": {"seconds": 7201}}, "expires_after.seconds"),
         ({"expires_after": {"anchor": "now"}}, "expires_after.anchor"),
         ({"session": []}, "session"),
-        ({"session": {"type": "transcription"}}, "session.type"),
+        ({"session": {"type": "transcription", "model": "antiphon"}}, "session.model"),
         ({"session": {"voice": "alto"}}, "session.voice"),
         ({"session": {"audio": {"output": {"voice": "nobody"}}}}, "session.audio.output.voice"),
         ({"session": {"audio": {"output": {"speed": 3}}}}, "session.audio.output.speed"),

@@ -4,7 +4,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from wire import BARGE_IN, DEFAULTS, OFFER, STARTED, codec, counting, one, play, refusal, session_of, update
+from wire import (
+    BARGE_IN,
+    DEFAULTS,
+    OFFER,
+    STARTED,
+    check,
+    codec,
+    counting,
+    one,
+    play,
+    refusal,
+    session_of,
+    update,
+)
 
 from antiphon.pipeline.events import (
     Configured,
@@ -15,7 +28,7 @@ from antiphon.pipeline.events import (
 )
 from antiphon.pipeline.tools import Tool, ToolUse
 from antiphon.transport.realtime import RealtimeCodec
-from antiphon.transport.session_object import EAGERNESS, OPENAI_VOICES
+from antiphon.transport.session_object import EAGERNESS, OPENAI_VOICES, SessionObject
 
 
 def test_what_the_server_announces_is_what_the_pipeline_is_told():
@@ -175,7 +188,7 @@ def test_what_agents_sdks_send_on_connecting_is_taken():
 @pytest.mark.parametrize(
     ("session", "code", "param"),
     [
-        ({"type": "transcription"}, "unsupported", "type"),
+        ({"type": "transcription"}, "invalid_value", "type"),
         ({"type": "conversation"}, "invalid_value", "type"),
         ({"model": "gpt-5"}, "cannot_update_model", "model"),
         ({"voice": "alloy"}, "unknown_parameter", "voice"),
@@ -232,6 +245,75 @@ def test_tools_are_kept_as_said_and_cleared_by_an_empty_list():
     assert session_of(wire)["tools"] == [now]
     assert update(wire, instructions="Hi.").tools == config.tools
     assert update(wire, tools=[], tool_choice=None).tools == ToolUse()
+
+
+def transcribing() -> RealtimeCodec:
+    return codec(begun=SessionObject.initial(OFFER, None, "transcription"))
+
+
+def test_a_session_that_only_transcribes_shows_no_more_than_that():
+    wire = transcribing()
+    created = wire.created()[0]
+    check(created)
+    session = created["session"]
+    assert set(session) == {"type", "object", "id", "audio", "include"}
+    assert (session["type"], session["object"]) == ("transcription", "realtime.transcription_session")
+    assert session["audio"]["input"]["transcription"] == {"model": "whisper-tiny.en"}
+    config = update(wire, type="transcription", audio={"input": {"transcription": {"language": "de"}}})
+    assert (config.answers, config.transcribe, config.language) == (False, True, "de")
+    assert config.turn == TurnPolicy(create_response=False)
+    (event,) = play(wire, Configured(config))
+    assert event["session"]["audio"]["input"]["transcription"]["language"] == "de"
+    assert update(wire, audio={"input": {"turn_detection": None}}).turn is None
+    config = update(wire, audio={"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "low"}}})
+    assert config.turn == TurnPolicy(patience=EAGERNESS["low"], create_response=False)
+
+
+@pytest.mark.parametrize(
+    ("session", "code", "param"),
+    [
+        ({"type": "realtime"}, "invalid_value", "type"),
+        ({"model": "gpt-realtime"}, "unknown_parameter", "model"),
+        ({"instructions": "Sing."}, "unknown_parameter", "instructions"),
+        ({"audio": {"output": {"voice": "alloy"}}}, "unknown_parameter", "audio.output"),
+        ({"audio": {"input": {"transcription": None}}}, "invalid_value", "audio.input.transcription"),
+        ({"audio": {"input": {"loud": True}}}, "unknown_parameter", "audio.input.loud"),
+        ({"include": ["item.input_audio_transcription.logprobs"]}, "unsupported", "include"),
+    ],
+)
+def test_what_a_session_that_only_transcribes_has_not(session: dict[str, Any], code: str, param: str):
+    wire = transcribing()
+    error = refusal(wire, "session.update", session={"type": "transcription"} | session)
+    assert (error.code, error.param) == (code, f"session.{param}")
+
+
+@pytest.mark.parametrize("kind", ["transcription", "realtime"])
+def test_an_update_of_the_other_kind_is_refused_in_openais_words(kind: str):
+    wire = codec() if kind == "transcription" else transcribing()
+    other = "realtime" if kind == "transcription" else "transcription"
+    error = refusal(wire, "session.update", session={"type": kind})
+    assert error.message == f"Passing a {kind} session update event to a {other} session is not allowed."
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("response.create", {}),
+        ("response.cancel", {}),
+        ("conversation.item.create", {"item": {"type": "message", "role": "user", "content": []}}),
+        ("conversation.item.truncate", {"item_id": "a", "content_index": 0, "audio_end_ms": 0}),
+    ],
+)
+def test_nobody_answers_in_a_session_that_only_transcribes(kind: str, fields: dict[str, Any]):
+    error = refusal(transcribing(), kind, **fields)
+    assert (error.code, error.param) == ("invalid_value", "type")
+
+
+def test_the_kind_of_a_secret_goes_before_the_urls():
+    secret = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+    assert SessionObject.begun(OFFER, "gpt-realtime", secret).kind == "transcription"
+    assert SessionObject.begun(OFFER, None, {"instructions": "Hi."}, "transcription").kind == "realtime"
+    assert SessionObject.begun(OFFER, None, None, "transcription").kind == "transcription"
 
 
 def test_the_model_may_be_named_once_when_the_url_named_none():

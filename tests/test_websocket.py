@@ -332,10 +332,38 @@ async def test_one_session_too_many_is_refused_and_admitted_later():
             assert (await third.next())["type"] == "session.created"
 
 
-async def test_transcription_sessions_are_refused_with_a_reason():
-    async with running(settings(), engines=fake_engines()) as url, client(url, "?intent=transcription") as me:
-        assert (await me.next())["error"]["code"] == "unsupported"
-        assert await me.closed() == 1008
+@pytest.mark.parametrize("detection", [{"type": "server_vad", "silence_duration_ms": 300}, None])
+async def test_a_transcription_session_writes_down_and_never_answers(detection: dict[str, Any] | None):
+    chat = FakeChat()
+    async with (
+        running(settings(), engines=fake_engines(chat=chat)) as url,
+        client(url, "?intent=transcription") as me,
+    ):
+        assert (await me.next())["session"]["type"] == "transcription"
+        heard = {"input": {"turn_detection": detection}}
+        await me.send("session.update", session={"type": "transcription", "audio": heard})
+        assert (await me.until("session.updated"))[-1]["session"]["audio"]["input"]["turn_detection"] in (
+            None,
+            {
+                "type": "server_vad",
+                "threshold": 0.5,
+                "prefix_padding_ms": 300,
+                "silence_duration_ms": 300,
+                "create_response": True,
+                "interrupt_response": True,
+            },
+        )
+        for _ in range(2):
+            await me.append(np.concatenate([tone(1.0, RATE), np.zeros(RATE, np.float32)]))
+            if detection is None:
+                await me.send("input_audio_buffer.commit")
+            seen = await me.until("conversation.item.input_audio_transcription.completed")
+            assert seen[-1]["transcript"] == "what time is it"
+        await me.send("response.create", event_id="mine")
+        error = (await me.until("error"))[-1]["error"]
+        assert (error["event_id"], error["param"]) == ("mine", "type")
+    assert not [kind for kind in kinds(me.events) if kind.startswith("response.")]
+    assert chat.requests == []
 
 
 async def test_a_session_ends_when_its_time_is_over():

@@ -85,8 +85,6 @@ class ClientSecrets:
         value = EPHEMERAL + secrets.token_urlsafe(32)
         services.secrets.add(value, secret, now)
         session = {
-            "type": "realtime",
-            "object": "realtime.session",
             "id": services.new_id("sess"),
             **begun.wire(),
             "expires_at": secret.expires_at,

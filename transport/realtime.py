@@ -74,6 +74,9 @@ DELTA_SECONDS = 0.2
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a character, as JSON escapes it; alone it is no text, and nothing further in could take it."""
 
+CONVERSING = (schema.ItemCreate, schema.ItemTruncate, schema.ResponseCreate, schema.ResponseCancel)
+"""Client events that have no meaning where nobody answers."""
+
 
 @dataclass(slots=True)
 class _Reply:
@@ -105,7 +108,7 @@ class RealtimeCodec:
         self._offer = offer
         self._new_id = new_id
         self._conversation_id = new_id("conv")
-        self._head = {"type": "realtime", "object": "realtime.session", "id": session_id}
+        self._session_id = session_id
         self._tail = {} if expires_at is None else {"expires_at": expires_at}
         self._session = self._told = begun or SessionObject.initial(offer, model)
         self._awaiting: deque[SessionObject] = deque()
@@ -136,6 +139,10 @@ class RealtimeCodec:
 
     def _commands(self, event: schema.ClientEvent) -> Sequence[Command]:
         event_id = event.event_id
+        if self._session.kind == "transcription" and isinstance(event, CONVERSING):
+            raise BadRequest(
+                f"'{event.type}' is not for transcription sessions.", code="invalid_value", param="type"
+            )
         match event:
             case schema.SessionUpdate(session=update):
                 return self._update(update, event_id)
@@ -411,7 +418,9 @@ class RealtimeCodec:
         return self._event(name, item_id=item_id, content_index=0, **fields)
 
     def _session_object(self) -> Json:
-        return {**self._head, **self._told.wire(), **self._tail}
+        told = self._told.wire()
+        head = {"type": told["type"], "object": told["object"], "id": self._session_id}
+        return {**head, **told, **self._tail}
 
     def _response_object(self, response: Response) -> Json:
         audio = {

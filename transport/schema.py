@@ -168,6 +168,18 @@ class Session(Shape):
     reasoning: Reasoning | None = None
 
 
+class TranscriptionInput(Shape):
+    input: Json | None = None
+
+
+class TranscriptionUpdate(Shape):
+    """What an update may say of a session that only transcribes; `input` is checked with the session."""
+
+    type: Literal["transcription"] | None = None
+    audio: TranscriptionInput | None = None
+    include: list[str] | None = None
+
+
 # --- items ----------------------------------------------------------------------------------------------
 
 
@@ -337,6 +349,14 @@ def parse_session(document: Json) -> Session:
         return Session.model_validate(document)
     except ValidationError as error:
         raise blame(error, document, "session") from None
+
+
+def check_transcription(update: Json) -> None:
+    """Raises BadRequest that names the field, as `session.…`."""
+    try:
+        TranscriptionUpdate.model_validate(update)
+    except ValidationError as error:
+        raise blame(error, update, "session") from None
 
 
 CODES = {

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ..pipeline.errors import BadRequest
 from ..pipeline.events import Patience, SessionConfig, TurnPolicy
 from . import schema
 from .schema import Json
 from .session_tools import tool_use
+
+Kind = Literal["realtime", "transcription"]
+"""Of a session: one that answers, or one that only writes down what it hears."""
 
 LEAST_PREROLL = 0.3
 """Seconds before the detected start that the recogniser always hears, whatever the client asked for."""
@@ -53,39 +56,57 @@ class Offer:
 class SessionObject:
     """The checked object and what follows from it.
 
-    config: the same in the pipeline's terms. fixed_model: the client has named a model.
+    config: the same in the pipeline's terms. fixed_model: the client has named a model. kind: what the client
+    sees of it; a session that only transcribes has the members of the other as well, at their defaults.
     """
 
     offer: Offer
     checked: schema.Session
     config: SessionConfig
     fixed_model: bool
+    kind: Kind = "realtime"
 
     @classmethod
-    def initial(cls, offer: Offer, model: str | None) -> SessionObject:
+    def initial(cls, offer: Offer, model: str | None, kind: Kind = "realtime") -> SessionObject:
         """Before any update. model: as named in the URL, None if it was not."""
-        checked = schema.parse_session(_defaults(offer, model))
-        return cls(offer, checked, _derive(checked, offer), model is not None)
+        document = _defaults(offer, model)
+        if kind == "transcription":
+            document["audio"]["input"]["transcription"] = {"model": offer.transcription_model}
+        checked = schema.parse_session(document)
+        return cls(offer, checked, _derive(checked, offer, kind), model is not None, kind)
 
     @classmethod
-    def begun(cls, offer: Offer, model: str | None, preset: Mapping[str, Any] | None) -> SessionObject:
-        """What a session begins with. preset: of the client's secret, as an update; its model goes first.
+    def begun(
+        cls, offer: Offer, model: str | None, preset: Mapping[str, Any] | None, kind: Kind = "realtime"
+    ) -> SessionObject:
+        """What a session begins with. preset: of the client's secret, as an update; its model and its type
+        go first.
 
         Raises BadRequest that names the field.
         """
         if preset is None:
-            return cls.initial(offer, model)
-        return cls.initial(offer, None if "model" in preset else model).updated(dict(preset), spoke=False)
+            return cls.initial(offer, model, kind)
+        kind = "transcription" if preset.get("type") == "transcription" else "realtime"
+        initial = cls.initial(offer, None if "model" in preset else model, kind)
+        return initial.updated(dict(preset), spoke=False)
 
     def updated(self, update: Json, *, spoke: bool) -> SessionObject:
         """With a `session.update` merged in.
 
         spoke: the session has sent audio, so its voice stays. Raises BadRequest that names the field.
         """
-        if update.get("type") == "transcription":
-            raise unsupported("Transcription sessions are", "session.type")
+        said = update.get("type")
+        if said in ("realtime", "transcription") and said != self.kind:
+            raise BadRequest(
+                f"Passing a {said} session update event to a {self.kind} session is not allowed.",
+                code="invalid_value",
+                param="session.type",
+            )
+        if self.kind == "transcription":
+            schema.check_transcription(update)
+            update = {**update, "type": "realtime"}
         named = "model" in update and not self.fixed_model
-        merged = _merge(self.wire(), update, _defaults(self.offer, self.checked.model))
+        merged = _merge(self._document(), update, _defaults(self.offer, self.checked.model))
         checked = schema.parse_session(merged)
         if checked.model != self.checked.model and not named:
             raise BadRequest(
@@ -100,8 +121,15 @@ class SessionObject:
         detection = checked.audio.input.turn_detection
         if isinstance(detection, schema.ServerVad) and detection.idle_timeout_ms is not None:
             raise unsupported("An idle timeout is", "session.audio.input.turn_detection.idle_timeout_ms")
+        if self.kind == "transcription" and checked.audio.input.transcription is None:
+            raise BadRequest(
+                "A transcription session transcribes; 'transcription' cannot be null.",
+                code="invalid_value",
+                param="session.audio.input.transcription",
+            )
         self.voice(checked.audio.output.voice, "session.audio.output.voice", spoke=spoke)
-        return SessionObject(self.offer, checked, _derive(checked, self.offer), self.fixed_model or named)
+        config = _derive(checked, self.offer, self.kind)
+        return SessionObject(self.offer, checked, config, self.fixed_model or named, self.kind)
 
     def voice(self, wanted: str | schema.VoiceId, param: str, *, spoke: bool) -> str:
         """Our name for a voice. Raises BadRequest when there is none, or when another has spoken already."""
@@ -127,7 +155,19 @@ class SessionObject:
         return name if voice == self.config.voice else voice
 
     def wire(self) -> Json:
-        """As JSON, without the members that only the server sets."""
+        """As JSON, without what only a connection knows: the id, the end."""
+        document = self._document()
+        if self.kind == "realtime":
+            return {**document, "object": "realtime.session"}
+        return {
+            "type": "transcription",
+            "object": "realtime.transcription_session",
+            "audio": {"input": document["audio"]["input"]},
+            "include": document["include"],
+        }
+
+    def _document(self) -> Json:
+        """All members, as an update may name them."""
         document = self.checked.model_dump(exclude_none=True)
         heard: Json = document["audio"]["input"]
         for name in ("transcription", "noise_reduction", "turn_detection"):
@@ -154,7 +194,7 @@ def check_prompt(prompt: Json | None, at: str) -> None:
         raise unsupported("Stored prompts are", f"{at}.prompt")
 
 
-def _derive(session: schema.Session, offer: Offer) -> SessionConfig:
+def _derive(session: schema.Session, offer: Offer, kind: Kind) -> SessionConfig:
     base = offer.defaults
     policy = base.turn or TurnPolicy()
     threshold, padding = base.vad_threshold, base.prefix_padding
@@ -167,6 +207,9 @@ def _derive(session: schema.Session, offer: Offer) -> SessionConfig:
         case schema.SemanticVad() as vad:
             patience = EAGERNESS.get(vad.eagerness, policy.patience or Patience())
             turn = replace(_policy(policy, vad), patience=patience)
+    answers = kind == "realtime"
+    if turn is not None and not answers:
+        turn = replace(turn, create_response=False)
     transcription = session.audio.input.transcription
     return replace(
         base,
@@ -181,6 +224,7 @@ def _derive(session: schema.Session, offer: Offer) -> SessionConfig:
         turn=turn,
         max_output_tokens=None if session.max_output_tokens == "inf" else session.max_output_tokens,
         tools=tool_use(session.tools, session.tool_choice, session.parallel_tool_calls, "session"),
+        answers=answers,
     )
 
 

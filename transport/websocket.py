@@ -14,7 +14,6 @@ the session's outbox, where a barge-in can flush it.
     the same, after the running reply    1001
     session.max_seconds are over         1001    session_expired
     the client does not read             1008    (it would not read that either)
-    `intent=transcription`               1008    unsupported
     the key's audio is used up           1008    rate_limit_exceeded
     a fault of ours                      1011    internal_error
 
@@ -41,7 +40,7 @@ from ..pipeline.settings import Settings
 from .auth import Client
 from .realtime import RealtimeCodec, error_event
 from .schema import Json
-from .session_object import Offer, SessionObject, unsupported
+from .session_object import Offer, SessionObject
 
 LONG_MESSAGE = 2**17
 """Characters; a longer message is decoded on a thread, so that no other session waits for it."""
@@ -125,7 +124,9 @@ class Realtime:
             self._metrics.refused.labels(error.code).inc()
             await farewell(websocket, code, error_event(error, self._new_id))
             return
-        begun = SessionObject.begun(self._offer, websocket.query_params.get("model"), client.preset)
+        asked = websocket.query_params
+        kind = "transcription" if asked.get("intent") == "transcription" else "realtime"
+        begun = SessionObject.begun(self._offer, asked.get("model"), client.preset, kind)
         session = self._open_session(begun.config)
         limit = self._settings.session.max_seconds
         codec = RealtimeCodec(
@@ -164,8 +165,6 @@ class Realtime:
             return SessionLimit(
                 f"All {limit} sessions are taken (server.max_sessions); try again later."
             ), 1013
-        if websocket.query_params.get("intent") == "transcription":
-            return unsupported("Transcription sessions are", "intent"), 1008
         return None
 
 
