@@ -297,6 +297,7 @@ class TurnPolicy:
     """How the server finds turns; see the settings section `turn`.
 
     silence: seconds that end a turn. patience: how a probability of the end changes that; None for not at all.
+    idle_timeout: seconds without a word after which the agent speaks by itself; None for never.
     """
 
     silence: float = 0.5
@@ -304,6 +305,7 @@ class TurnPolicy:
     speculate: bool = True
     create_response: bool = True
     interrupt_response: bool = True
+    idle_timeout: float | None = None
 
     def wait(self, probability: float | None) -> float:
         """Seconds of silence that end a turn; the probability is None while it is not known."""
@@ -452,6 +454,15 @@ class TurnStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class TimedOut:
+    """Nobody spoke from `start` to `end`; the silence becomes an item, and the agent speaks."""
+
+    item_id: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class AudioCommitted:
     item_id: str
     previous_item_id: str | None
@@ -586,6 +597,7 @@ Output = (
     Configured
     | TurnStarted
     | TurnStopped
+    | TimedOut
     | AudioCommitted
     | AudioCleared
     | ItemAdded

@@ -23,6 +23,7 @@ from .engines import Engines, VadInput
 from .errors import AntiphonError, EngineFailed
 from .events import Samples
 from .logs import where
+from .metrics import TurnTrace
 from .prefill import Spawn
 from .worker import Dropped
 
@@ -121,6 +122,21 @@ class OpenTurn:
     launched: int = 0
     discarded: int = 0
     wasted_ms: float = 0.0
+
+    def heard(self, trace: TurnTrace, at: float) -> None:
+        """What is known of it when a reply begins, at `at` on the session's clock."""
+        trace.turn = self.number
+        trace.audio_seconds = self.duration or at - self.start
+        trace.transcript = self.texts.get(trace.revision, "")
+        trace.words = len(trace.transcript.split())
+        if self.transcript_at is not None:
+            trace.transcript_final = (self.transcript_at - self.ended) * 1000
+
+    def closed(self, trace: TurnTrace) -> None:
+        """What it has cost when its reply is let out."""
+        trace.audio_seconds = self.duration
+        trace.launched, trace.discarded, trace.wasted_ms = self.launched, self.discarded, self.wasted_ms
+        trace.over = self.over
 
 
 class Scribe:

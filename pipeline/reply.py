@@ -144,6 +144,11 @@ class Reply:
         """The text sent so far."""
         return self._text
 
+    @property
+    def unheard(self) -> float:
+        """Seconds of what was sent that the client has still to play."""
+        return self._playback.sent - self._playback.position(self._now())
+
     def release(self) -> None:
         """Open the gate: the response exists for the client from here on."""
         self.released = True

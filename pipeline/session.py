@@ -20,10 +20,13 @@ from typing import assert_never
 
 from ..asr.streaming import Utterance
 from ..asr.vad import FRAME_SECONDS, RESUME_WITHIN, SpeechDetector
-from ..llm.base import ChatRequest, Limits, Message, Sampling
+from ..llm.base import Message
 from ..tts.base import Voice
+from .asides import Asides
+from .asking import prompt_for, request_for, response_for
 from .bargein import echo, interrupts
-from .conversation import Conversation, messages
+from .conversation import Conversation
+from .editing import edit, entered
 from .endpointing import EndOfTurn
 from .engines import Engines
 from .errors import AntiphonError, BadRequest, TooLarge
@@ -32,7 +35,6 @@ from .events import (
     Announce,
     AppendAudio,
     AudioCleared,
-    AudioCommitted,
     Cancel,
     CancelReason,
     CancelResponse,
@@ -55,10 +57,6 @@ from .events import (
     Failed,
     Interrupted,
     Item,
-    ItemAdded,
-    ItemDeleted,
-    ItemDone,
-    ItemRetrieved,
     ItemTruncated,
     Output,
     Part,
@@ -66,7 +64,6 @@ from .events import (
     Refuse,
     Release,
     Respond,
-    Response,
     ResponseDone,
     ResponseEnded,
     ResponseStarted,
@@ -78,6 +75,7 @@ from .events import (
     SpeechStopped,
     StartTurn,
     Tick,
+    TimedOut,
     Transcript,
     TranscriptionDelta,
     TranscriptionDone,
@@ -89,6 +87,7 @@ from .events import (
     TurnStopped,
 )
 from .hearing import Ear, OpenTurn, Scribe
+from .idle import SILENCE, Idle
 from .metrics import TurnTrace
 from .outbox import NotReading, Outbox
 from .prefill import Prefill
@@ -151,6 +150,8 @@ class Session:
         self._ear = Ear(engines, self.id)
         self._scribe = Scribe(engines, self.id, settings.asr.partial_interval, self._spawn)
         self._prefill = Prefill(engines.chat, self.id, self._spawn)
+        self._asides = Asides(self._spawn, self._begin_aside)
+        self._idle = Idle()
         self._end_of_turn = EndOfTurn(engines.text, self.id)
         self._detector = SpeechDetector(min_speech=settings.vad.min_speech)
         self._tune_detector()
@@ -254,30 +255,31 @@ class Session:
                 self._ear.drop()
                 self._happen(ClientCleared(self._ear.at))
                 self._outbox.put(AudioCleared())
-            case CreateItem():
-                item = replace(command.item, id=command.item.id or self._new_id("item"))
-                previous = self.conversation.add(item, command.previous_item_id)
-                self._outbox.put(ItemAdded(item, previous))
-                self._outbox.put(ItemDone(item, previous))
-                self._happen(PromptChanged())
-            case RetrieveItem():
-                self._outbox.put(ItemRetrieved(self.conversation.get(command.item_id)))
+            case CreateItem() | RetrieveItem() | DeleteItem():
+                for told in edit(self.conversation, command, self._new_id):
+                    self._outbox.put(told)
+                if not isinstance(command, RetrieveItem):
+                    self._happen(PromptChanged())
             case TruncateItem():
                 self._truncate(command)
-            case DeleteItem():
-                self.conversation.delete(command.item_id)
-                self._outbox.put(ItemDeleted(command.item_id))
-                self._happen(PromptChanged())
             case CreateResponse():
                 if self._draining:
                     raise AntiphonError("the server is shutting down", code="server_draining")
-                if self._machine.active is None and self._machine.owed is None:
+                busy = self._machine.active is not None or self._machine.owed is not None
+                if busy and not command.in_conversation and not self._asides.full:
+                    self._asides.start(command, self._last_turn and self._last_turn.final)
+                    return
+                if not busy:
                     self._asked = command
                 self._happen(ClientAsked())
             case CancelResponse():
                 self._cancel_asked(command.response_id)
             case _:
                 assert_never(command)
+
+    def _begin_aside(self, revision: int, asked: CreateResponse) -> Reply:
+        prompt = prompt_for(asked, self.config, self.conversation)
+        return self._begin(revision, prompt, None, asked, f"{self.id}-aside")
 
     def _configure(self, config: SessionConfig) -> None:
         manual_changes = (config.turn is None) != (self.config.turn is None)
@@ -323,6 +325,9 @@ class Session:
         self._happen(ClientCommitted(self._ear.at))
 
     def _cancel_asked(self, response_id: str | None) -> None:
+        if response_id is not None and (aside := self._asides.find(response_id)) is not None:
+            self._cancel(aside.revision, "client_cancelled")
+            return
         active = self._active_reply()
         if response_id is not None and (active is None or active.response.id != response_id):
             raise BadRequest(
@@ -332,7 +337,7 @@ class Session:
             )
         if self._machine.owed is not None and self._asked is not None:
             # Asked for and not begun: it exists for the client just long enough to be cancelled.
-            response = self._response(self._asked)
+            response = response_for(self._asked, self.config, self._new_id)
             self._outbox.put(ResponseStarted(response))
             self._outbox.put(ResponseDone(replace(response, status="cancelled", reason="client_cancelled")))
         self._happen(ClientCancelled())
@@ -364,9 +369,30 @@ class Session:
         if self.config.turn is not None and not self._detector.pending:
             self._happen(Tick(self._ear.at))
         self._duck()
+        self._look_at_the_idle_time()
         if self._turn is not None:
             self._partial_when_due(self._turn)
             self._bound(self._turn)
+
+    def _look_at_the_idle_time(self) -> None:
+        """Nobody has said anything for long enough: the agent takes the floor, as after a turn without words."""
+        machine, at = self._machine, self._ear.at
+        if machine.floor is not Floor.IDLE or machine.active is not None or machine.owed is not None:
+            self._idle.stir(at)
+        elif self.config.turn is not None and not (self._draining or self._detector.pending):
+            since = self._idle.over(at, self.config.turn.idle_timeout)
+            if since is not None:
+                self._timed_out(since, at)
+
+    def _timed_out(self, since: float, at: float) -> None:
+        item = Item(self._new_id("item"), role="user", parts=(Part("input_audio", ""),))
+        said = Item("", role="user", parts=(Part("input_text", SILENCE),))
+        self._asked = CreateResponse(input=(*self.conversation.items, said))
+        self._outbox.put(TimedOut(item.id, since, at))
+        self._enter(item)
+        if self.config.transcribe:
+            self._outbox.put(TranscriptionDone(item.id, "", at - since))
+        self._happen(ClientAsked())
 
     def _duck(self) -> None:
         """Lower the reply's voice while somebody may want the floor; not for its own echo."""
@@ -443,13 +469,7 @@ class Session:
                 self._detector.reset()
             case Respond(revision):
                 asked = self._asked or CreateResponse()
-                instructions = (
-                    asked.instructions if asked.instructions is not None else self.config.instructions
-                )
-                if asked.input is not None:
-                    prompt = [Message("system", instructions), *messages(asked.input)]
-                else:
-                    prompt = self.conversation.messages(instructions)
+                prompt = prompt_for(asked, self.config, self.conversation)
                 turn = self._last_turn if self._last_turn and self._last_turn.committed == revision else None
                 self._asked = None
                 self._release(self._begin(revision, prompt, turn, asked))
@@ -473,15 +493,16 @@ class Session:
         turn.duration = max(0.0, end - turn.start)
         if self.config.turn is not None:
             self._outbox.put(TurnStopped(turn.item_id, end))
-        item = Item(turn.item_id, role="user", parts=(Part("input_audio"),))
-        previous = self.conversation.append(item)
-        self._outbox.put(AudioCommitted(turn.item_id, previous))
-        self._outbox.put(ItemAdded(item, previous))
-        self._outbox.put(ItemDone(item, previous))
+        self._enter(Item(turn.item_id, role="user", parts=(Part("input_audio"),)))
         if turn.failed is not None:
             self._outbox.put(TranscriptionFailed(turn.item_id, turn.failed))
         elif revision in turn.texts:
             self._transcribed(turn, turn.texts[revision])
+
+    def _enter(self, item: Item) -> None:
+        """The user's audio becomes an item."""
+        for told in entered(self.conversation, item):
+            self._outbox.put(told)
 
     def _transcribed(self, turn: OpenTurn, text: str) -> None:
         self.conversation.update(Item(turn.item_id, role="user", parts=(Part("input_audio", text),)))
@@ -491,23 +512,21 @@ class Session:
             self._outbox.put(TranscriptionDone(turn.item_id, text, turn.duration))
 
     def _begin(
-        self, revision: int, prompt: list[Message], turn: OpenTurn | None, asked: CreateResponse
+        self,
+        revision: int,
+        prompt: list[Message],
+        turn: OpenTurn | None,
+        asked: CreateResponse,
+        owner: str | None = None,
     ) -> Reply:
         trace = TurnTrace(self.id, self._turns, revision)
         since = self._now()
         if turn is not None:
             since = turn.ended
-            trace.turn = turn.number
-            trace.audio_seconds = turn.duration or self._ear.at - turn.start
-            trace.transcript = turn.texts.get(revision, "")
-            trace.words = len(trace.transcript.split())
-            if turn.transcript_at is not None:
-                trace.transcript_final = (turn.transcript_at - since) * 1000
-        response = self._response(asked)
+            turn.heard(trace, self._ear.at)
+        response = response_for(asked, self.config, self._new_id)
         llm = self._settings.llm
-        limits = Limits(max_tokens=min(response.max_output_tokens or llm.max_tokens, llm.max_tokens))
-        tools = self.config.tools if asked.tools is None else asked.tools
-        request = ChatRequest(prompt, self.id, limits, Sampling(llm.temperature), tools)
+        request = request_for(asked, response, prompt, self.config, llm, owner or self.id)
         reply = Reply(
             revision,
             response,
@@ -530,23 +549,10 @@ class Session:
         reply.task.add_done_callback(lambda _: self._forget(reply))
         return reply
 
-    def _response(self, asked: CreateResponse) -> Response:
-        return Response(
-            self._new_id("resp"),
-            asked.modality or self.config.modality,
-            metadata=asked.metadata,
-            voice=asked.voice or self.config.voice,
-            max_output_tokens=asked.max_output_tokens or self.config.max_output_tokens,
-            in_conversation=asked.in_conversation,
-        )
-
     def _release(self, reply: Reply) -> None:
         """Let a reply out, with what its turn has cost so far in its trace."""
-        trace, turn = reply.trace, reply.turn
-        if turn is not None:
-            trace.audio_seconds = turn.duration
-            trace.launched, trace.discarded, trace.wasted_ms = turn.launched, turn.discarded, turn.wasted_ms
-            trace.over = turn.over
+        if reply.turn is not None:
+            reply.turn.closed(reply.trace)
         reply.release()
 
     def _forget(self, reply: Reply) -> None:
@@ -557,6 +563,8 @@ class Session:
     def _reply_ended(self, reply: Reply) -> None:
         if reply.released:
             self._record(reply.trace)
+            if reply.revision > 0:
+                self._idle.begin(self._ear.at + reply.unheard)
             self._happen(ResponseEnded(reply.revision))
         else:
             self._count_discarded(reply, 0.0)
@@ -573,6 +581,8 @@ class Session:
             return
         wasted = reply.cancel(reason)
         if reply.released:
+            if revision > 0:
+                self._idle.begin(self._ear.at)
             self._record(reply.trace)
         else:
             self._count_discarded(reply, wasted)

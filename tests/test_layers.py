@@ -20,7 +20,14 @@ LAYERS = {
             *("pipeline.turn", "pipeline.scheduler", "pipeline.conversation", "pipeline.playback"),
             *("pipeline.catalog", "asr.vad", "asr.streaming", "tts.text", "tts.spoken", "tts.numbers"),
             *("transport.realtime", "transport.schema", "transport.objects", "transport.session_object"),
-            *("transport.limits", "transport.cors", "transport.session_tools", "pipeline.calls"),
+            *(
+                "transport.limits",
+                "transport.cors",
+                "transport.session_tools",
+                "pipeline.calls",
+                "pipeline.idle",
+                "pipeline.editing",
+            ),
             *(
                 "transport.generation",
                 "transport.chat_schema",

@@ -111,6 +111,20 @@ def test_semantic_vad_is_patience_with_the_words(eagerness: str | None):
     }
 
 
+def test_an_idle_timeout_is_seconds_and_null_takes_it_away():
+    wire = codec()
+    config = update(
+        wire, audio={"input": {"turn_detection": {"type": "server_vad", "idle_timeout_ms": 6000}}}
+    )
+    assert config.turn == TurnPolicy(0.5, idle_timeout=6.0)
+    assert session_of(wire)["audio"]["input"]["turn_detection"]["idle_timeout_ms"] == 6000
+    check(wire.created()[0])
+    config = update(wire, audio={"input": {"turn_detection": {"create_response": False}}})
+    assert config.turn == TurnPolicy(0.5, create_response=False)
+    config = update(wire, audio={"input": {"turn_detection": {"idle_timeout_ms": None}}})
+    assert "idle_timeout_ms" not in session_of(wire)["audio"]["input"]["turn_detection"]
+
+
 def test_turn_detection_can_come_back():
     wire = codec()
     update(wire, audio={"input": {"turn_detection": None}})
@@ -219,7 +233,7 @@ def test_what_agents_sdks_send_on_connecting_is_taken():
          "audio.input.turn_detection.threshold"),
         ({"audio": {"input": {"turn_detection": {"silence_duration_ms": "500"}}}}, "invalid_type",
          "audio.input.turn_detection.silence_duration_ms"),
-        ({"audio": {"input": {"turn_detection": {"idle_timeout_ms": 6000}}}}, "unsupported",
+        ({"audio": {"input": {"turn_detection": {"idle_timeout_ms": 600}}}}, "invalid_value",
          "audio.input.turn_detection.idle_timeout_ms"),
         ({"audio": {"input": {"turn_detection": {"eagerness": "high"}}}}, "unknown_parameter",
          "audio.input.turn_detection.eagerness"),

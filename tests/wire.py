@@ -37,6 +37,7 @@ from antiphon.pipeline.events import (
     ResponseDone,
     ResponseStarted,
     SessionConfig,
+    TimedOut,
     TranscriptionDelta,
     TranscriptionDone,
     TranscriptionFailed,
@@ -219,6 +220,7 @@ FAILURE = EngineFailed("the model failed")
 EVERYTHING_ELSE: list[Output] = [
     Configured(DEFAULTS),
     AudioCleared(),
+    TimedOut("item_6", 4.0, 10.0),
     ItemRetrieved(Item("item_9", role="system", parts=(Part("input_text", "Be kind."),))),
     ItemAdded(Item("item_8", "function_call", name="now", arguments="{}", call_id="call_1"), None),
     ItemDone(Item("item_7", "function_call_output", call_id="call_1", output="12:00"), "item_8"),

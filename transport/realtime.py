@@ -51,6 +51,7 @@ from ..pipeline.events import (
     ResponseStarted,
     RetrieveItem,
     Samples,
+    TimedOut,
     TranscriptionDelta,
     TranscriptionDone,
     TranscriptionFailed,
@@ -263,6 +264,15 @@ class RealtimeCodec:
             case TurnStopped(item_id, end):
                 return [
                     self._event("input_audio_buffer.speech_stopped", audio_end_ms=_ms(end), item_id=item_id)
+                ]
+            case TimedOut(item_id, start, end):
+                return [
+                    self._event(
+                        "input_audio_buffer.timeout_triggered",
+                        audio_start_ms=_ms(start),
+                        audio_end_ms=_ms(end),
+                        item_id=item_id,
+                    )
                 ]
             case AudioCommitted(item_id, previous):
                 return [

@@ -46,7 +46,7 @@ Format = Annotated[PCM | PCMU | PCMA, Field(discriminator="type")]
 
 
 class ServerVad(Shape):
-    """Turns end after a silence. `idle_timeout_ms` is here to be refused with a reason."""
+    """Turns end after a silence. After one of `idle_timeout_ms` the agent speaks by itself."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: float = Field(0.5, ge=0, le=1)

@@ -118,9 +118,6 @@ class SessionObject:
         check_prompt(checked.prompt, "session")
         if checked.include:
             raise unsupported("Additional output fields are", "session.include")
-        detection = checked.audio.input.turn_detection
-        if isinstance(detection, schema.ServerVad) and detection.idle_timeout_ms is not None:
-            raise unsupported("An idle timeout is", "session.audio.input.turn_detection.idle_timeout_ms")
         if self.kind == "transcription" and checked.audio.input.transcription is None:
             raise BadRequest(
                 "A transcription session transcribes; 'transcription' cannot be null.",
@@ -203,13 +200,18 @@ def _derive(session: schema.Session, offer: Offer, kind: Kind) -> SessionConfig:
             turn = None
         case schema.ServerVad() as vad:
             threshold, padding = vad.threshold, vad.prefix_padding_ms / 1000
-            turn = replace(_policy(policy, vad), silence=vad.silence_duration_ms / 1000, patience=None)
+            turn = replace(
+                _policy(policy, vad),
+                silence=vad.silence_duration_ms / 1000,
+                patience=None,
+                idle_timeout=_idle_timeout(vad),
+            )
         case schema.SemanticVad() as vad:
             patience = EAGERNESS.get(vad.eagerness, policy.patience or Patience())
             turn = replace(_policy(policy, vad), patience=patience)
     answers = kind == "realtime"
     if turn is not None and not answers:
-        turn = replace(turn, create_response=False)
+        turn = replace(turn, create_response=False, idle_timeout=None)
     transcription = session.audio.input.transcription
     return replace(
         base,
@@ -230,6 +232,13 @@ def _derive(session: schema.Session, offer: Offer, kind: Kind) -> SessionConfig:
 
 def _policy(base: TurnPolicy, vad: schema.ServerVad | schema.SemanticVad) -> TurnPolicy:
     return replace(base, create_response=vad.create_response, interrupt_response=vad.interrupt_response)
+
+
+def _idle_timeout(vad: schema.ServerVad) -> float | None:
+    """Seconds. None where responses come only when they are asked for."""
+    if vad.idle_timeout_ms is None or not vad.create_response:
+        return None
+    return vad.idle_timeout_ms / 1000
 
 
 def _own_voice(wanted: str | schema.VoiceId, offer: Offer) -> str:
