@@ -22,6 +22,8 @@ LAYERS = {
             *("transport.realtime", "transport.schema", "transport.objects", "transport.session_object"),
             *("transport.limits", "transport.cors"),
             *("transport.generation", "transport.chat_schema", "transport.chat_request", "transport.chat_encoder"),
+            *("transport.tool_choice", "transport.responses_schema", "transport.responses_request"),
+            *("transport.responses_encoder", "transport.responses_store"),
             *("transport.custom_tools", "transport.completion_schema", "transport.completion_encoder"),
             *("llm.templates", "llm.stops", "llm.thinking", "llm.tools", "llm.reading", "llm.structured"),
             *("asr.recording", "asr.words", "asr.subtitles", "asr.languages"),

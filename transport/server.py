@@ -43,6 +43,7 @@ from .http import Endpoint, Services, answer
 from .keys import WatchedKeys
 from .models import Models
 from .offer import offer_of
+from .responses_background import Background
 from .surface import Surface
 from .websocket import Realtime
 
@@ -92,6 +93,8 @@ class Application:
             return Session(engines, settings, config=config, new_id=new_id, record=note)
 
         offer, ephemeral = offer_of(settings, engines), EphemeralSecrets()
+        # Half of the engine's slots are for those who wait.
+        self._background = Background(settings.responses.max_background, max(1, settings.llm.slots // 2))
         services = Services(
             settings=settings,
             engines=engines,
@@ -102,6 +105,7 @@ class Application:
             draining=lambda: self._surface.draining,
             offer=offer,
             secrets=ephemeral,
+            background=self._background,
         )
         listed = list(routes.endpoints(services))
         upgrade = Endpoint("GET", REALTIME, _upgrade, "A websocket", public=True)
@@ -124,6 +128,7 @@ class Application:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._realtime.drain(seconds))
             group.create_task(self._surface.drain(seconds))
+            group.create_task(self._background.drain(seconds))
 
 
 async def _upgrade(request: Request) -> Response:
