@@ -2,17 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from asking import ScriptedModel, token, words
 from exchange import Exchange
 from fakes import fake_engines
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
@@ -492,21 +493,120 @@ async def test_the_openai_package_in_the_background() -> None:
 # --- the real server ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with asyncio.Runner() as runner:
-        server = running(load(environ={}, overrides=[]))
-        base = runner.run(server.__aenter__())
-        stop = runner.run(_started())
-        import threading
+def synchronously(base_url: str) -> None:
+    """What a program without an event loop does, once."""
+    with OpenAI(base_url=base_url, api_key="x", **STRICT) as client:
+        asked = {"model": MODEL, "input": "Say hello.", "max_output_tokens": 16, "temperature": 0}
+        whole = client.responses.create(**asked)
+        with client.responses.stream(**asked) as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert text == whole.output_text != ""
+        next_one = client.responses.create(**asked, previous_response_id=whole.id)
+        assert next_one.usage is not None
+        assert whole.usage is not None
+        assert next_one.usage.input_tokens > whole.usage.input_tokens
+        counted = client.responses.input_tokens.count(model=MODEL, input="Say hello.")
+        assert counted.input_tokens == whole.usage.input_tokens
+        [item] = client.responses.input_items.list(whole.id).data
+        assert item.type == "message"
+        client.responses.delete(whole.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(whole.id)
 
-        thread = threading.Thread(target=runner.run, args=(stop.wait(),))
-        thread.start()
-        yield base.replace("ws", "http", 1) + "/v1"
-        runner.get_loop().call_soon_threadsafe(stop.set)
-        thread.join()
-        runner.run(server.__aexit__(None, None, None))
+
+@pytest.mark.model
+@pytest.mark.server
+@pytest.mark.slow
+async def test_a19_the_openai_package_against_the_real_model() -> None:
+    async with running(load(environ={}, overrides=[])) as url:
+        base_url = url.replace("ws", "http", 1) + "/v1"
+        await asyncio.to_thread(synchronously, base_url)
+        async with AsyncOpenAI(base_url=base_url, api_key="x", **STRICT) as client:
+            await tools_of(client)
+            await forms_of(client)
+            await lengths_of(client)
+            await background_of(client)
 
 
-async def _started() -> asyncio.Event:
-    return asyncio.Event()
+async def tools_of(client: AsyncOpenAI) -> None:
+    asked = {
+        "model": MODEL,
+        "input": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [WEATHER],
+        "tool_choice": {"type": "function", "name": "weather"},
+        "temperature": 0,
+        "max_output_tokens": 60,
+    }
+    whole = await client.responses.create(**asked)
+    async with client.responses.stream(**asked) as stream:
+        found = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    [call] = whole.output
+    assert call.type == "function_call"
+    assert isinstance(json.loads(call.arguments)["city"], str)
+    assert [item.type for item in final.output] == ["function_call"]
+    assert getattr(final.output[0], "arguments", None) == call.arguments
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+    answer = await client.responses.create(
+        model=MODEL, input=[output], previous_response_id=whole.id, max_output_tokens=16, temperature=0
+    )
+    assert answer.output_text
+
+
+async def forms_of(client: AsyncOpenAI) -> None:
+    asked = {"model": MODEL, "input": "Ada is 36 years old.", "temperature": 0, "max_output_tokens": 60}
+    parsed = await client.responses.parse(**asked, text_format=Person)
+    assert isinstance(parsed.output_parsed, Person)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(
+            **asked,
+            text={
+                "format": {"type": "json_schema", "name": "x", "schema": {"type": "object", "nonsense": 1}}
+            },
+        )
+    assert caught.value.param == "text.format.schema"
+
+
+async def lengths_of(client: AsyncOpenAI) -> None:
+    cut = await client.responses.create(
+        model=MODEL,
+        input="Count from one to a hundred.",
+        max_output_tokens=16,
+        temperature=0,
+        top_logprobs=1,
+        include=["message.output_text.logprobs"],
+    )
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+    [message] = cut.output
+    assert message.type == "message"
+    [part] = message.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    assert len(part.logprobs) == 16
+    assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == part.text
+    long = "word " * 3000
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(model=MODEL, input=long, stream=True)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+    turns = [{"role": "user", "content": long}, {"role": "user", "content": "Say hello."}]
+    answer = await client.responses.create(
+        model=MODEL, input=turns, truncation="auto", max_output_tokens=16, temperature=0
+    )
+    assert answer.usage is not None
+    assert answer.usage.input_tokens < 100
+
+
+async def background_of(client: AsyncOpenAI) -> None:
+    stream = await client.responses.create(
+        model=MODEL, input="Count from one to a hundred.", background=True, stream=True
+    )
+    id = (await anext(stream)).response.id
+    async for event in stream:
+        if event.type == "response.output_text.delta":
+            break
+    await stream.close()
+    assert (await client.responses.retrieve(id)).status == "in_progress"
+    assert (await client.responses.cancel(id)).status == "cancelled"
