@@ -79,7 +79,7 @@ def read(body: ContextBody, before: Sequence[Json], own: Sequence[Json], *, voca
     """
     for member in ("conversation", "prompt"):
         if getattr(body, member) is not None:
-            raise refused(member, f"'{member}' is not supported here.", "unsupported_parameter")
+            raise refused(member, f"'{member}' is not supported here.", "unsupported")
     use, customs, checks = _tools(body)
     schema, of_format = _form(body)
     limits, drawn = Limits(schema=schema), Sampling()
@@ -91,7 +91,7 @@ def read(body: ContextBody, before: Sequence[Json], own: Sequence[Json], *, voca
 
 def _limits(body: ResponsesBody, schema: JsonSchema | None) -> Limits:
     if body.n not in (None, 1):
-        raise refused("n", "A response is one answer; 'n' is not supported here.", "unsupported_parameter")
+        raise refused("n", "A response is one answer; 'n' is not supported here.", "unsupported")
     told = LOGPROBS in (body.include or ())
     if body.top_logprobs and not told:
         raise refused("top_logprobs", f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'.")
@@ -200,7 +200,9 @@ def _parts(content: Sequence[Part], at: str, *, assistant: bool) -> Iterator[Jso
             case OtherPart():
                 what = {"input_image": "see", "input_file": "read files", "input_audio": "hear"}[part.type]
                 raise refused(
-                    f"{at}[{number}]", f"The model cannot {what}: {part.type} parts are not supported."
+                    f"{at}[{number}]",
+                    f"The model cannot {what}: {part.type} parts are not supported.",
+                    "unsupported",
                 )
             case Refusal() if assistant:
                 yield {"type": "refusal", "refusal": part.refusal}
@@ -312,7 +314,7 @@ def _tools(body: ContextBody) -> tuple[ToolUse, frozenset[str], list[Check]]:
                 raise refused(
                     f"{at}.type",
                     f"Hosted tools are not offered here: '{entry.type}'; tools are functions and custom tools.",
-                    "unsupported_tool",
+                    "unsupported",
                 )
         tools.append(tool)
         checks += more

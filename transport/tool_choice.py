@@ -50,7 +50,7 @@ def custom_tool(
             raise BadRequest(
                 "Grammars of custom tools are supported as 'regex' only.",
                 param=f"{at}.syntax",
-                code="invalid_value",
+                code="unsupported",
             )
         text["pattern"] = f"^(?:{definition})$"
         checks.append(Check(text, f"the input of custom tool '{name}'", f"{at}.definition"))
