@@ -175,23 +175,33 @@ def _loopback(host: str) -> bool:
 
 
 async def _serve(settings: Settings, keys: WatchedKeys) -> None:
-    async with _listening(settings, load_engines(settings), None, keys) as url:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
 
-        def on_signal(number: signal.Signals) -> None:
-            if stop.is_set():
-                log.warning("%s again: exiting at once", number.name)
-                os._exit(128 + number)
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("%s again: exiting at once", number.name)
+            os._exit(128 + number)
+        stop.set()
+        if starting is not None:
+            log.info("%s while loading: stopping as soon as the model that loads is there", number.name)
+            starting.cancel()
+        else:
             log.info(
                 "%s: finishing running replies, at most %g s", number.name, settings.server.drain_seconds
             )
-            stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number)
-        log.info("listening on %s/v1/realtime", url)
-        await stop.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        async with _listening(settings, load_engines(settings), None, keys) as url:
+            starting = None
+            log.info("listening on %s/v1/realtime", url)
+            await stop.wait()
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
     log.info("stopped")
 
 
