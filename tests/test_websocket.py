@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from antiphon.pipeline.audio import samples_to_pcm16
 from antiphon.pipeline.errors import SetupError
 from antiphon.pipeline.settings import Settings, load
 from antiphon.transport import server
+from antiphon.transport.keys import WatchedKeys
 from antiphon.transport.server import running
 
 pytestmark = pytest.mark.server
@@ -441,11 +443,13 @@ async def client_outliving(chat: FakeChat) -> AsyncIterator[tuple[str, Client, A
         yield url, me, lambda: service.__aexit__(None, None, None)
 
 
-async def test_a_taken_port_is_the_operators_to_mend():
+async def test_a_taken_port_is_the_operators_to_mend(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SetupError, match=r"server\.port"):
-            await asyncio.to_thread(server.serve, settings(f"server.port={port}"))
+            await server._serve(
+                settings(f"server.port={port}"), WatchedKeys(tmp_path / "keys", time.monotonic)
+            )
 
 
 SERVE = """

@@ -202,6 +202,9 @@ async def _serve(settings: Settings, keys: WatchedKeys) -> None:
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
     log.info("stopped")
 
 
