@@ -6,8 +6,8 @@ its own length plus a margin, rounded up to a bucket (windows of one bucket make
 the end of the audio is where the text is cut; a cap on tokens by duration; and a second look: a final window
 whose scores are bad is decoded again at 30 s, then with a beam. docs/decisions/0002 has the numbers.
 
-A window of a recording (one with a `Reading`) has a beam from the start and, where scores stay bad, tokens
-drawn at rising temperatures; it may have a prompt, be translated, and have its words and tokens aligned.
+A window of a recording (one with a `Reading`) has a beam from the start and, where scores stay bad, more tries
+of other kinds; it may have a prompt, be translated, and have its words and tokens aligned.
 
 Text that silence, noise and music bring forth is rejected here: a transcription of them is empty.
 """
@@ -89,22 +89,24 @@ class _Step:
     """One way to decode.
 
     full: with the encoder at 30 s, not at the window's bucket. prompted: with the reading's prompt, which may
-    be what misleads it.
+    be what misleads it. unlike: so many tokens in a row do not come twice; 0 for no such rule.
     """
 
     full: bool = False
     beam: int = 1
     temperature: float = 0.0
     prompted: bool = True
+    unlike: int = 0
 
 
 TURN = (_Step(), _Step(full=True), _Step(full=True, beam=5))
 """How a turn's window is decoded: each step where the one before gave nothing to trust."""
 RECORDING = (
     *(_Step(beam=5), _Step(full=True, beam=5), _Step(full=True, prompted=False)),
-    *(_Step(full=True, temperature=t, prompted=False) for t in (0.2, 0.4, 0.8)),
+    _Step(full=True, beam=5, prompted=False, unlike=3),
 )
-"""How a recording's is."""
+"""How a recording's is. Without Whisper's rising temperatures: a draw may save a window and may make up another,
+and CTranslate2's cannot be repeated, so one file would have two texts. A loop is broken by `unlike` instead."""
 
 COUNTING = re.compile(r"1( \d)+|123\d*|one( two| three| four| five| six)+")
 """What a plucked instrument sounds like to it."""
@@ -244,6 +246,7 @@ class Whisper:
                 beam_size=step.beam,
                 # CTranslate2 stops at half of max_length, forced tokens included.
                 max_length=min(TOTAL_TOKENS, 2 * (longest + max(map(len, batch)))),
+                no_repeat_ngram_size=step.unlike,
                 return_scores=True,
                 return_no_speech_prob=True,
                 **(
