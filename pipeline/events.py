@@ -70,10 +70,14 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class TurnEndProbability:
-    """How likely the words of `revision` are all that is said, 0 to 1."""
+    """How likely the words of `revision` are all that is said, 0 to 1.
+
+    sound: something is heard that may be the user going on; the silence is looked at again at the next `Tick`.
+    """
 
     revision: int
     probability: float
+    sound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,9 @@ class Refuse:
     code: Literal["conversation_already_has_active_response", "response_cancel_not_active"]
 
 
-Action = StartTurn | Announce | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
+Action = (
+    StartTurn | Announce | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
+)
 
 # --- items and responses --------------------------------------------------------------------------------
 

@@ -102,7 +102,8 @@ class OpenTurn:
     """The user's turn while it is open, and after it until its transcript is known.
 
     start: seconds on the session's clock. ended: event loop time of the last speech sample, as far as known.
-    committed: the revision with which it became an item. texts: what each revision's final decode said.
+    committed: the revision with which it became an item. texts, failed: what each revision's final decode
+    said, or why it said nothing.
     over: the probability that the last candidate end was the end.
     """
 
@@ -115,7 +116,7 @@ class OpenTurn:
     committed: int | None = None
     final: asyncio.Task[None] | None = None
     texts: dict[int, str] = field(default_factory=dict[int, str])
-    failed: AntiphonError | None = None
+    failed: dict[int, AntiphonError] = field(default_factory=dict[int, AntiphonError])
     transcript_at: float | None = None
     over: float | None = None
     launched: int = 0

@@ -192,6 +192,10 @@ class Session:
         """Take a command; waits while the inbox is full. Cancelling sends nothing."""
         await self._inbox.put(command)
 
+    def refuse(self, failed: Failed) -> None:
+        """Tell the client, after what it is told before, that its message was no command. Raises NotReading."""
+        self._outbox.put(failed)
+
     def outputs(self) -> AsyncIterator[Output]:
         """What the client is to be told, in order, audio paced; ends with the session. One reader."""
         return self._outbox.read()
@@ -228,10 +232,12 @@ class Session:
                 self._outbox.put(Failed(error, command.event_id))
 
     async def _next(self) -> Command:
-        """The client's next command. One that sends no more audio in the middle of a turn has ended it: a
-        microphone that is muted, a recording that is over."""
+        """The client's next command. One that sends no more audio in the middle of a turn, or of a sound over
+        a reply, has ended it: a microphone that is muted, a recording that is over."""
         while True:
-            waiting = self.config.turn is not None and self._machine.floor is not Floor.IDLE
+            active = self._active_reply()
+            unsettled = self._machine.floor is not Floor.IDLE or (active is not None and active.ducked)
+            waiting = self.config.turn is not None and unsettled
             try:
                 async with asyncio.timeout(MUTED if waiting else None):
                     return await self._inbox.get()
@@ -245,6 +251,7 @@ class Session:
             self._happen(SpeechStopped(self._ear.at, self._ear.at))
         self._happen(Tick(self._ear.at + self._machine.policy.longest))
         self._detector.reset()
+        self._duck()
 
     def _obey(self, command: Ordinary) -> None:
         match command:
@@ -252,6 +259,7 @@ class Session:
                 self._configure(command.config)
             case ClearAudio():
                 self._ear.drop()
+                self._detector.reset()
                 self._happen(ClientCleared(self._ear.at))
                 self._outbox.put(AudioCleared())
             case CreateItem():
@@ -285,6 +293,8 @@ class Session:
         self._machine.policy = config.turn or TurnPolicy()
         self._tune_detector()
         self._outbox.put(Configured(config))
+        if manual_changes:
+            self._detector.reset()
         self._happen(ClientCleared(self._ear.at) if manual_changes else PromptChanged())
         self._bring(self._history_messages())
 
@@ -427,7 +437,7 @@ class Session:
                 assert turn is not None
                 if turn.final is not None:
                     turn.final.cancel()
-                turn.failed = turn.over = None
+                turn.over = None
                 turn.final = self._spawn(self._decode_final(turn, revision), "final")
                 self._prefill.stop()
             case Speculate(revision):
@@ -440,7 +450,7 @@ class Session:
                 self._commit_turn(revision, end)
             case DropTurn():
                 self._turn = None
-                self._detector.reset()
+                self._detector.settle()
             case Respond(revision):
                 asked = self._asked or CreateResponse()
                 instructions = (
@@ -478,8 +488,8 @@ class Session:
         self._outbox.put(AudioCommitted(turn.item_id, previous))
         self._outbox.put(ItemAdded(item, previous))
         self._outbox.put(ItemDone(item, previous))
-        if turn.failed is not None:
-            self._outbox.put(TranscriptionFailed(turn.item_id, turn.failed))
+        if revision in turn.failed:
+            self._outbox.put(TranscriptionFailed(turn.item_id, turn.failed[revision]))
         elif revision in turn.texts:
             self._transcribed(turn, turn.texts[revision])
 
@@ -593,7 +603,6 @@ class Session:
         text = ""
         try:
             text = turn.texts[revision] = await self._scribe.final(turn)
-            turn.failed = None
             turn.transcript_at = self._now()
             if turn.committed == revision:
                 self._transcribed(turn, text)
@@ -601,13 +610,13 @@ class Session:
                 # Before the reply: both want the conversation's slot, and the words are the reply's prefix.
                 turn.over = await self._end_of_turn.probability(self._history_messages(), text)
         except AntiphonError as error:
-            turn.failed = error
+            turn.failed[revision] = error
             if turn.committed == revision:
                 self._outbox.put(TranscriptionFailed(turn.item_id, error))
         doubted = self._machine.doubt and self._turn is turn
         self._happen(Transcript(revision, text, not doubted or self._interrupts(text, whole=True)))
         if turn.over is not None:
-            self._happen(TurnEndProbability(revision, turn.over))
+            self._happen(TurnEndProbability(revision, turn.over, sound=self._detector.pending))
 
     def _interrupts(self, text: str, *, whole: bool) -> bool:
         active = self._active_reply()

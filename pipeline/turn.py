@@ -99,10 +99,10 @@ class TurnMachine:
             case Tick(at):
                 self._at = at
                 return self._look_at_the_silence()
-            case TurnEndProbability(revision, probability):
+            case TurnEndProbability(revision, probability, sound):
                 if revision == self.revision and self.floor is Floor.PAUSED:
                     self._probability = probability
-                return self._look_at_the_silence()
+                return [] if sound else self._look_at_the_silence()
             case Transcript():
                 return self._transcript(event)
             case Interrupted():

@@ -369,6 +369,13 @@ def test_a_probability_that_comes_late_opens_the_gate_at_once():
     assert play(turn, TurnEndProbability(1, 0.95)) == [CommitTurn(1, 2.0), Release(1)]
 
 
+def test_a_probability_that_comes_while_something_sounds_waits_for_the_silence_after_it():
+    turn = machine(patience=Patience())
+    play(turn, *HEARD, Tick(2.4), Transcript(1, "hello"))
+    assert play(turn, TurnEndProbability(1, 0.95, sound=True)) == []
+    assert play(turn, Tick(2.5)) == [CommitTurn(1, 2.0), Release(1)]
+
+
 def test_without_a_probability_the_silence_decides_and_an_old_one_is_forgotten():
     turn = machine(patience=Patience(), silence=0.6)
     play(turn, *HEARD, Transcript(1, "hello"), TurnEndProbability(1, 0.1))
