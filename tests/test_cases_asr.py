@@ -1,0 +1,72 @@
+"""Cases 25 to 30: what is recognised, and when nothing is (docs/cases.md says where each is held)."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from conftest import DATA
+from fakes import FakeChat, FakeRecognizer, tone
+from test_session import RATE, of, silence, talking
+from test_websocket import Client, client
+
+from antiphon.asr.base import Transcription, Window
+from antiphon.asr.formats import decode_file
+from antiphon.pipeline.events import AppendAudio, ResponseDone, TranscriptionDone
+from antiphon.pipeline.settings import load
+from antiphon.transport.server import running
+
+WIRE_RATE = 24_000
+
+
+class Slow(FakeRecognizer):
+    """Takes longer for a window than the sound in it lasts, as it comes in here."""
+
+    def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+        time.sleep(0.1)
+        return super().transcribe(windows)
+
+
+async def test_case_26_a_recogniser_that_is_too_slow_lags_by_a_window_and_no_more():
+    """Audio comes in twenty times as fast as time: the partials thin out, and the end waits for one at most."""
+    recognizer = Slow()
+    async with talking(recognizer=recognizer, chat=FakeChat("Yes.")) as talk:
+        for _ in range(3):
+            before = len(recognizer.windows)
+            await talk.hear(silence(0.3), tone(15.0, RATE), silence(0.8))
+            assert len(recognizer.windows) - before <= 15, "not one for every interval"
+            assert of(await talk.until(ResponseDone), TranscriptionDone)
+            assert len(talk.session._engines.english) == 0, "nothing is left to decode"
+
+
+@pytest.mark.server
+@pytest.mark.model
+@pytest.mark.slow
+async def test_case_29_each_utterance_has_its_own_words_and_silence_has_none():
+    """Two different utterances, and the first again, with two minutes of silence between (case 27): every one
+    is transcribed as it is alone, its first word too (case 23), and a short "yes" is a turn (case 21)."""
+    clips = {
+        "nerves.flac": ("nerves",),
+        "silly.flac": ("silly",),
+        "question.wav": (),
+    }
+    order = [*clips, *clips]
+    transcripts: dict[str, list[str]] = {name: [] for name in clips}
+    quiet = np.zeros(WIRE_RATE, np.float32)
+    async with running(load(overrides=["llm.max_tokens=8"])) as url, client(url, max_queue=None) as me:
+        for number, name in enumerate(order):
+            if number == 3:
+                for _ in range(120):
+                    await me.append(quiet)
+            samples = decode_file(DATA / name, WIRE_RATE)
+            for at in range(0, len(samples), WIRE_RATE // 10):
+                await me.append(samples[at : at + WIRE_RATE // 10])
+            await me.append(quiet)
+            await me.append(quiet)
+            seen = await me.until("response.done")
+            (heard,) = [e["transcript"] for e in seen if e["type"].endswith("transcription.completed")]
+            transcripts[name].append(heard)
+    for name, (first, second) in transcripts.items():
+        assert first == second, name
+    assert len({first for first, _ in transcripts.values()}) == 3
