@@ -28,6 +28,9 @@ MOST_LISTENING = 3
 ECHO = 0.6
 """Share of the words, in order, that the reply has been saying; recognised from an echo, some are wrong."""
 
+TAIL = 0.5
+"""Seconds after which the last of a reply, taken to be played, has come back: network, buffers, the room."""
+
 RECENT = 40
 """Words of the reply, the last ones said, that an echo can be of."""
 
@@ -47,14 +50,15 @@ def echo(text: str, said: str) -> bool:
     return sum(block.size for block in blocks) >= ECHO * len(words)
 
 
-def interrupts(text: str, said: str, *, whole: bool) -> bool:
+def interrupts(text: str, said: str, *, whole: bool, speaking: bool = True) -> bool:
     """Whether somebody who said this wants the floor.
 
     said: the reply so far; after a question of its own, "yes" is an answer. whole: they have finished;
-    otherwise a word alone may yet become another.
+    otherwise a word alone may yet become another. speaking: more of the reply comes; to its end, which is
+    still being played, any word is an answer.
     """
     words = _words(text)
-    asked = whole and said.rstrip().endswith("?")
+    asked = not speaking or (whole and said.rstrip().endswith("?"))
     if not words or (listening(text) and not asked) or echo(text, said):
         return False
     return whole or len(words) >= 2 or words[0] in TAKING

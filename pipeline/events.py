@@ -82,9 +82,18 @@ class TurnEndProbability:
 
 @dataclass(frozen=True, slots=True)
 class ResponseEnded:
-    """A released response came to its end by itself, done or failed."""
+    """A released response came to its end by itself, done or failed.
+
+    playing: the client still has some of it to play.
+    """
 
     revision: int
+    playing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybackEnded:
+    """What was left to play of a response that has ended has been played, and its echo is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,7 @@ Event = (
     | Interrupted
     | TurnEndProbability
     | ResponseEnded
+    | PlaybackEnded
     | SpeculationFailed
     | PromptChanged
     | ClientCommitted

@@ -22,7 +22,7 @@ from ..asr.streaming import Utterance
 from ..asr.vad import FRAME_SECONDS, RESUME_WITHIN, SpeechDetector
 from ..llm.base import ChatRequest, Limits, Message, Sampling
 from ..tts.base import Voice
-from .bargein import echo, interrupts
+from .bargein import TAIL, echo, interrupts
 from .conversation import Conversation, messages
 from .endpointing import EndOfTurn
 from .engines import Engines
@@ -62,6 +62,7 @@ from .events import (
     ItemTruncated,
     Output,
     Part,
+    PlaybackEnded,
     PromptChanged,
     Refuse,
     Release,
@@ -167,6 +168,8 @@ class Session:
         self._quiet.set()
         self._draining = False
         self._echoes = False
+        self._tail = "", 0.0
+        """What the last reply said, and the event loop time when it is played and its echo is over."""
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -366,6 +369,8 @@ class Session:
         elif self.config.turn is None and not self._draining:
             self._turn = self._new_turn(self._ear.at - FRAME_SECONDS)
             self._turn.utterance.push(frame)
+        if self._machine.playing and self._now() > self._tail[1]:
+            self._happen(PlaybackEnded())
         for event in self._detector.push(probability):
             if self.config.turn is not None and not (self._draining and self._turn is None):
                 if isinstance(event, SpeechStopped) and self._turn is not None:
@@ -566,7 +571,9 @@ class Session:
     def _reply_ended(self, reply: Reply) -> None:
         if reply.released:
             self._record(reply.trace)
-            self._happen(ResponseEnded(reply.revision))
+            left = reply.unplayed
+            self._tail = reply.said, self._now() + left + TAIL
+            self._happen(ResponseEnded(reply.revision, playing=left > 0))
         else:
             self._count_discarded(reply, 0.0)
             self._happen(SpeculationFailed(reply.revision))
@@ -620,8 +627,9 @@ class Session:
 
     def _interrupts(self, text: str, *, whole: bool) -> bool:
         active = self._active_reply()
-        said = "" if active is None else active.said
-        wanted = interrupts(text, said, whole=whole)
+        said = self._tail[0] if active is None or self._machine.playing else ""
+        said = said if active is None else f"{said} {active.said}"
+        wanted = interrupts(text, said, whole=whole, speaking=active is not None)
         if wanted or whole:
             self._echoes = not wanted and echo(text, said)
         return wanted

@@ -1,6 +1,5 @@
 """Cases 25 to 30: what is recognised, and when nothing is (docs/cases.md says where each is held)."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 
@@ -9,11 +8,11 @@ import pytest
 from conftest import DATA
 from fakes import FakeChat, FakeRecognizer, tone
 from test_session import RATE, of, silence, talking
-from test_websocket import Client, client
+from test_websocket import client
 
 from antiphon.asr.base import Transcription, Window
 from antiphon.asr.formats import decode_file
-from antiphon.pipeline.events import AppendAudio, ResponseDone, TranscriptionDone
+from antiphon.pipeline.events import ResponseDone, TranscriptionDone
 from antiphon.pipeline.settings import load
 from antiphon.transport.server import running
 

@@ -11,7 +11,7 @@ import pytest
 from fakes import FakeChat, FakeRecognizer, fake_engines, loudness, tone
 from test_session import RATE as HEARD_RATE
 from test_session import SPEECH, OneSlot, of, silence, talking
-from test_websocket import QUESTION, RATE, Client, client, settings, until_sessions
+from test_websocket import QUESTION, RATE, client, settings, until_sessions
 
 from antiphon.asr.base import Transcription, Window
 from antiphon.llm.base import ChatRequest, Delta
@@ -43,7 +43,10 @@ async def test_case_28_an_idle_session_wakes_nobody(monkeypatch: pytest.MonkeyPa
         await asyncio.sleep(1.0)
         return ran.total()
 
-    async with running(settings("server.max_sessions=64"), engines=fake_engines()) as url, asyncio.TaskGroup() as group:
+    async with (
+        running(settings("server.max_sessions=64"), engines=fake_engines()) as url,
+        asyncio.TaskGroup() as group,
+    ):
         monkeypatch.setattr(events.Handle, "_run", counted)
         alone = await callbacks()
         leave = asyncio.Event()
@@ -169,7 +172,10 @@ async def test_case_36_no_word_of_a_session_is_met_in_another():
                     await me.append(sound)
                     me.socket.transport.abort()
 
-    async with running(settings("output.lead=10", "server.max_sessions=64"), engines=engines) as url, asyncio.TaskGroup() as group:
+    async with (
+        running(settings("output.lead=10", "server.max_sessions=64"), engines=engines) as url,
+        asyncio.TaskGroup() as group,
+    ):
         for number in range(12):
             group.create_task(sing(url, number))
 
