@@ -168,12 +168,16 @@ class Scribe:
     async def final(self, turn: OpenTurn) -> str:
         """The text of all the turn's audio so far.
 
-        A partial in flight that holds all of it serves as the final. Raises AntiphonError when the recogniser
-        fails. Cancelling takes a waiting decode out of the queue.
+        A partial in flight that holds all of it serves as the final; any other is given up. Raises
+        AntiphonError when the recogniser fails. Cancelling takes a waiting decode out of the queue.
         """
         upto = turn.utterance.seconds
-        if self._running is not None and self._running[0] is turn and turn.utterance.covers(self._running[1]):
-            await asyncio.wait([self._running[2]])
+        if self._running is not None and self._running[0] is turn:
+            _, window, task = self._running
+            if turn.utterance.covers(window):
+                await asyncio.wait([task])
+            else:
+                task.cancel()  # it would be decoded before or after this for nothing
         while not turn.utterance.reaches(upto):
             window = turn.utterance.window(final=True)
             now = asyncio.get_running_loop().time()

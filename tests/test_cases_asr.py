@@ -1,5 +1,7 @@
 """Cases 25 to 30: what is recognised, and when nothing is (docs/cases.md says where each is held)."""
 
+import asyncio
+import threading
 import time
 from collections.abc import Sequence
 
@@ -17,6 +19,37 @@ from antiphon.pipeline.settings import load
 from antiphon.transport.server import running
 
 WIRE_RATE = 24_000
+
+
+class Gated(FakeRecognizer):
+    """Decodes when `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+        self.go.wait(10)
+        return super().transcribe(windows)
+
+
+async def test_case_26_a_partial_that_waits_is_not_decoded_beside_the_end():
+    """Its words would be of no use to anybody, and whoever is next would wait for them."""
+    recognizer = Gated()
+    async with talking(recognizer=recognizer, settings=["asr.partial_interval=1"]) as talk:
+        worker = talk.session._engines.english
+        other = asyncio.create_task(
+            worker.submit(Window(tone(1.0, RATE), "", "en", True), owner="somebody", deadline=0.0)
+        )
+        await talk.hear(silence(0.3), tone(1.55, RATE))
+        assert len(worker) == 1, "a partial waits"
+        await talk.hear(silence(0.2))
+        assert len(worker) == 1, "the final in its place"
+        recognizer.go.set()
+        await talk.hear(silence(0.6))
+        await talk.until(ResponseDone)
+        await other
+    assert [window.final for window in recognizer.windows] == [True, True]
 
 
 class Slow(FakeRecognizer):
