@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+import httpx
 import numpy as np
 import pytest
 from conftest import DATA
@@ -14,6 +15,7 @@ from test_websocket import client
 
 from antiphon.asr.base import Transcription, Window
 from antiphon.asr.formats import decode_file
+from antiphon.pipeline.audio import pcm16_to_samples
 from antiphon.pipeline.events import ResponseDone, TranscriptionDone
 from antiphon.pipeline.settings import load
 from antiphon.transport.server import running
@@ -72,33 +74,46 @@ async def test_case_26_a_recogniser_that_is_too_slow_lags_by_a_window_and_no_mor
             assert len(talk.session._engines.english) == 0, "nothing is left to decode"
 
 
+CLIPS = {"nerves.flac": "how", "silly.flac": "you", "question.wav": "do"}
+"""Recordings that begin with their first word, and that word."""
+
+
 @pytest.mark.server
 @pytest.mark.model
 @pytest.mark.slow
 async def test_case_29_each_utterance_has_its_own_words_and_silence_has_none():
-    """Two different utterances, and the first again, with two minutes of silence between (case 27): every one
-    is transcribed as it is alone, its first word too (case 23), and a short "yes" is a turn (case 21)."""
-    clips = {
-        "nerves.flac": ("nerves",),
-        "silly.flac": ("silly",),
-        "question.wav": (),
-    }
-    order = [*clips, *clips]
-    transcripts: dict[str, list[str]] = {name: [] for name in clips}
+    """Three utterances, two minutes of silence (case 27), and the same again: each is transcribed as before,
+    its first word too (case 23), and a "yes" of a third of a second is a turn (case 21)."""
     quiet = np.zeros(WIRE_RATE, np.float32)
+    transcripts: dict[str, list[str]] = {}
     async with running(load(overrides=["llm.max_tokens=8"])) as url, client(url, max_queue=None) as me:
-        for number, name in enumerate(order):
-            if number == 3:
-                for _ in range(120):
-                    await me.append(quiet)
-            samples = decode_file(DATA / name, WIRE_RATE)
-            for at in range(0, len(samples), WIRE_RATE // 10):
-                await me.append(samples[at : at + WIRE_RATE // 10])
-            await me.append(quiet)
-            await me.append(quiet)
+
+        async def say(samples: np.ndarray) -> str:
+            sound = np.concatenate([samples, quiet, quiet])
+            for at in range(0, len(sound), WIRE_RATE // 10):
+                await me.append(sound[at : at + WIRE_RATE // 10])
             seen = await me.until("response.done")
             (heard,) = [e["transcript"] for e in seen if e["type"].endswith("transcription.completed")]
-            transcripts[name].append(heard)
+            return heard
+
+        for visit in range(2):
+            for name in CLIPS:
+                transcripts.setdefault(name, []).append(await say(decode_file(DATA / name, WIRE_RATE)))
+            for _ in range(120 if visit == 0 else 1):
+                await me.append(quiet)
+        async with httpx.AsyncClient(base_url=url.replace("ws", "http", 1), timeout=60) as http:
+            body = {
+                "model": "tts-1",
+                "voice": "alloy",
+                "input": "Yes.",
+                "response_format": "pcm",
+                "speed": 1.5,
+            }
+            spoken = pcm16_to_samples((await http.post("/v1/audio/speech", json=body)).content)
+        loud = np.flatnonzero(np.abs(spoken) > 0.02)
+        yes = spoken[loud[0] : loud[-1]]
+        assert len(yes) < 0.45 * WIRE_RATE
+        assert "yes" in (await say(np.concatenate([quiet, yes]))).lower()
     for name, (first, second) in transcripts.items():
         assert first == second, name
-    assert len({first for first, _ in transcripts.values()}) == 3
+        assert first.lower().split()[0].strip(",.") == CLIPS[name]
