@@ -28,8 +28,9 @@ MOST_LISTENING = 3
 ECHO = 0.6
 """Share of the words, in order, that the reply has been saying; recognised from an echo, some are wrong."""
 
-TAIL = 0.5
-"""Seconds after which the last of a reply, taken to be played, has come back: network, buffers, the room."""
+TAIL = 0.3
+"""Seconds after the end of a reply, taken to be played, in which an echo of it may still begin to be heard:
+network, buffers and the detector's delay. Who answers it begins later."""
 
 RECENT = 40
 """Words of the reply, the last ones said, that an echo can be of."""
@@ -55,11 +56,13 @@ def interrupts(text: str, said: str, *, whole: bool, speaking: bool = True) -> b
 
     said: the reply so far; after a question of its own, "yes" is an answer. whole: they have finished;
     otherwise a word alone may yet become another. speaking: more of the reply comes; to its end, which is
-    still being played, any word is an answer.
+    still being played, any other word is an answer.
     """
     words = _words(text)
     asked = not speaking or (whole and said.rstrip().endswith("?"))
-    if not words or (listening(text) and not asked) or echo(text, said):
+    # One word of a reply that is over is an answer: "Tea or coffee?" - "Coffee."
+    back = echo(text, said) and (speaking or len(words) > 1)
+    if not words or (listening(text) and not asked) or back:
         return False
     return whole or len(words) >= 2 or words[0] in TAKING
 

@@ -2,19 +2,22 @@
 
 import asyncio
 import random
+import threading
 from asyncio import events
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
-from fakes import FakeChat, FakeRecognizer, fake_engines, loudness, tone
+from fakes import FakeChat, FakeRecognizer, fake_engines, hear, loudness, tone
 from test_session import RATE as HEARD_RATE
 from test_session import SPEECH, OneSlot, of, silence, talking
 from test_websocket import QUESTION, RATE, client, settings, until_sessions
 
 from antiphon.asr.base import Transcription, Window
+from antiphon.asr.vad import VadState
 from antiphon.llm.base import ChatRequest, Delta
+from antiphon.pipeline.engines import VadInput, VadOutput
 from antiphon.pipeline.events import (
     CancelResponse,
     CommitAudio,
@@ -25,6 +28,7 @@ from antiphon.pipeline.events import (
     TranscriptionDone,
     TurnStarted,
 )
+from antiphon.pipeline.worker import Worker
 from antiphon.transport.server import running
 
 
@@ -139,11 +143,17 @@ class ByPitch(FakeRecognizer):
         return canary(round((hz - 200.0) / 40.0))
 
 
-class Echo(FakeChat):
-    """Says again what the user said last, after all that they said before."""
+def answer(number: int, turns: int) -> str:
+    """In other words than the canary's: these would be taken for an echo."""
+    return " ".join([f"heard bird {number}"] * turns)
+
+
+class Listener(FakeChat):
+    """Names the bird of every message of the user's."""
 
     async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
-        self.replies = [" ".join(m.content for m in request.messages if m.role == "user")]
+        sung = [m.content for m in request.messages if m.role == "user"]
+        self.replies = [" ".join(answer(int(text.split()[2]), 1) for text in sung) or "Nothing."]
         async for delta in super()._deltas(request):
             yield delta
 
@@ -152,7 +162,7 @@ class Echo(FakeChat):
 async def test_case_36_no_word_of_a_session_is_met_in_another():
     """Twelve at a time, three turns each, some cut off and come back: every word that one hears or is told is
     its own canary's. So it is after a reconnection (case 52): the new session knows nothing of the old."""
-    engines = fake_engines(ByPitch(), Echo())
+    engines = fake_engines(ByPitch(), Listener())
 
     async def sing(url: str, number: int) -> None:
         sound = np.concatenate([tone(0.8, RATE, hz=pitch(number)), np.zeros(RATE, np.float32)])
@@ -163,7 +173,7 @@ async def test_case_36_no_word_of_a_session_is_met_in_another():
                     await me.append(sound)
                     seen = await me.until("response.done")
                     text = seen[-1]["response"]["output"][0]["content"][0]["transcript"]
-                    assert text == " ".join([canary(number)] * (turn + 1))
+                    assert text == answer(number, turn + 1)
                     heard = [e["transcript"] for e in seen if e["type"].endswith("transcription.completed")]
                     assert heard == [canary(number)]
                     own = {e["response_id"] for e in seen if "response_id" in e}
@@ -189,3 +199,29 @@ async def test_case_50_a_session_outlives_silence_and_hold():
         seen = await talk.until(ResponseDone)
         assert len(of(seen, TurnStarted)) == 1
         assert of(seen, OutputAudio)
+
+
+async def test_case_37_the_detector_has_one_thread_and_its_own():
+    """The recogniser and the detector never wait for each other, nor for anybody's default threads."""
+    names: dict[str, set[str]] = {"asr": set(), "vad": set()}
+
+    class Named(FakeRecognizer):
+        def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+            names["asr"].add(threading.current_thread().name)
+            return super().transcribe(windows)
+
+    def listen(batch: Sequence[VadInput]) -> list[VadOutput]:
+        names["vad"].add(threading.current_thread().name)
+        return hear(batch)
+
+    vad: Worker[VadInput, VadOutput] = Worker("vad", listen)
+    async with fake_engines(Named()) as engines:
+        now = asyncio.get_running_loop().time()
+        window = Window(SPEECH, "", "en", True)
+        for _ in range(5):
+            await engines.english.submit(window, owner="me", deadline=now)
+            await vad.submit(VadInput(SPEECH[:512][None], VadState()), owner="me", deadline=now)
+        await vad.aclose()
+    assert {name.rpartition("_")[0] for name in names["vad"]} == {"antiphon-vad"}
+    assert len(names["vad"]) == 1
+    assert {name.rpartition("_")[0] for name in names["asr"]} == {"antiphon-asr"}
