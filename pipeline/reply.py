@@ -135,6 +135,11 @@ class Reply:
         """The text sent so far."""
         return self._text
 
+    @property
+    def unplayed(self) -> float:
+        """Seconds of audio that the client has and has not played."""
+        return self._playback.wait(self._now(), 0.0)
+
     def release(self) -> None:
         """Open the gate: the response exists for the client from here on."""
         self.released = True

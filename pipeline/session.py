@@ -22,7 +22,7 @@ from ..asr.streaming import Utterance
 from ..asr.vad import FRAME_SECONDS, RESUME_WITHIN, SpeechDetector
 from ..llm.base import ChatRequest, Limits, Message, Sampling
 from ..tts.base import Voice
-from .bargein import echo, interrupts
+from .bargein import TAIL, echo, interrupts
 from .conversation import Conversation, messages
 from .endpointing import EndOfTurn
 from .engines import Engines
@@ -62,6 +62,7 @@ from .events import (
     ItemTruncated,
     Output,
     Part,
+    PlaybackEnded,
     PromptChanged,
     Refuse,
     Release,
@@ -167,6 +168,8 @@ class Session:
         self._quiet.set()
         self._draining = False
         self._echoes = False
+        self._tail = "", 0.0
+        """What the last reply said, and the event loop time when it is played and its echo is over."""
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -191,6 +194,10 @@ class Session:
     async def send(self, command: Command) -> None:
         """Take a command; waits while the inbox is full. Cancelling sends nothing."""
         await self._inbox.put(command)
+
+    def refuse(self, failed: Failed) -> None:
+        """Tell the client, after what it is told before, that its message was no command. Raises NotReading."""
+        self._outbox.put(failed)
 
     def outputs(self) -> AsyncIterator[Output]:
         """What the client is to be told, in order, audio paced; ends with the session. One reader."""
@@ -228,10 +235,12 @@ class Session:
                 self._outbox.put(Failed(error, command.event_id))
 
     async def _next(self) -> Command:
-        """The client's next command. One that sends no more audio in the middle of a turn has ended it: a
-        microphone that is muted, a recording that is over."""
+        """The client's next command. One that sends no more audio in the middle of a turn, or of a sound over
+        a reply, has ended it: a microphone that is muted, a recording that is over."""
         while True:
-            waiting = self.config.turn is not None and self._machine.floor is not Floor.IDLE
+            active = self._active_reply()
+            unsettled = self._machine.floor is not Floor.IDLE or (active is not None and active.ducked)
+            waiting = self.config.turn is not None and unsettled
             try:
                 async with asyncio.timeout(MUTED if waiting else None):
                     return await self._inbox.get()
@@ -245,6 +254,7 @@ class Session:
             self._happen(SpeechStopped(self._ear.at, self._ear.at))
         self._happen(Tick(self._ear.at + self._machine.policy.longest))
         self._detector.reset()
+        self._duck()
 
     def _obey(self, command: Ordinary) -> None:
         match command:
@@ -252,6 +262,7 @@ class Session:
                 self._configure(command.config)
             case ClearAudio():
                 self._ear.drop()
+                self._detector.reset()
                 self._happen(ClientCleared(self._ear.at))
                 self._outbox.put(AudioCleared())
             case CreateItem():
@@ -285,6 +296,8 @@ class Session:
         self._machine.policy = config.turn or TurnPolicy()
         self._tune_detector()
         self._outbox.put(Configured(config))
+        if manual_changes:
+            self._detector.reset()
         self._happen(ClientCleared(self._ear.at) if manual_changes else PromptChanged())
         self._bring(self._history_messages())
 
@@ -356,6 +369,8 @@ class Session:
         elif self.config.turn is None and not self._draining:
             self._turn = self._new_turn(self._ear.at - FRAME_SECONDS)
             self._turn.utterance.push(frame)
+        if self._machine.playing and self._now() > self._tail[1]:
+            self._happen(PlaybackEnded())
         for event in self._detector.push(probability):
             if self.config.turn is not None and not (self._draining and self._turn is None):
                 if isinstance(event, SpeechStopped) and self._turn is not None:
@@ -427,7 +442,7 @@ class Session:
                 assert turn is not None
                 if turn.final is not None:
                     turn.final.cancel()
-                turn.failed = turn.over = None
+                turn.over = None
                 turn.final = self._spawn(self._decode_final(turn, revision), "final")
                 self._prefill.stop()
             case Speculate(revision):
@@ -440,7 +455,7 @@ class Session:
                 self._commit_turn(revision, end)
             case DropTurn():
                 self._turn = None
-                self._detector.reset()
+                self._detector.settle()
             case Respond(revision):
                 asked = self._asked or CreateResponse()
                 instructions = (
@@ -478,8 +493,8 @@ class Session:
         self._outbox.put(AudioCommitted(turn.item_id, previous))
         self._outbox.put(ItemAdded(item, previous))
         self._outbox.put(ItemDone(item, previous))
-        if turn.failed is not None:
-            self._outbox.put(TranscriptionFailed(turn.item_id, turn.failed))
+        if revision in turn.failed:
+            self._outbox.put(TranscriptionFailed(turn.item_id, turn.failed[revision]))
         elif revision in turn.texts:
             self._transcribed(turn, turn.texts[revision])
 
@@ -556,7 +571,9 @@ class Session:
     def _reply_ended(self, reply: Reply) -> None:
         if reply.released:
             self._record(reply.trace)
-            self._happen(ResponseEnded(reply.revision))
+            left = reply.unplayed
+            self._tail = reply.said, self._now() + left + TAIL
+            self._happen(ResponseEnded(reply.revision, playing=left > 0))
         else:
             self._count_discarded(reply, 0.0)
             self._happen(SpeculationFailed(reply.revision))
@@ -593,7 +610,6 @@ class Session:
         text = ""
         try:
             text = turn.texts[revision] = await self._scribe.final(turn)
-            turn.failed = None
             turn.transcript_at = self._now()
             if turn.committed == revision:
                 self._transcribed(turn, text)
@@ -601,18 +617,19 @@ class Session:
                 # Before the reply: both want the conversation's slot, and the words are the reply's prefix.
                 turn.over = await self._end_of_turn.probability(self._history_messages(), text)
         except AntiphonError as error:
-            turn.failed = error
+            turn.failed[revision] = error
             if turn.committed == revision:
                 self._outbox.put(TranscriptionFailed(turn.item_id, error))
         doubted = self._machine.doubt and self._turn is turn
         self._happen(Transcript(revision, text, not doubted or self._interrupts(text, whole=True)))
         if turn.over is not None:
-            self._happen(TurnEndProbability(revision, turn.over))
+            self._happen(TurnEndProbability(revision, turn.over, sound=self._detector.pending))
 
     def _interrupts(self, text: str, *, whole: bool) -> bool:
         active = self._active_reply()
-        said = "" if active is None else active.said
-        wanted = interrupts(text, said, whole=whole)
+        said = self._tail[0] if active is None or self._machine.playing else ""
+        said = said if active is None else f"{said} {active.said}"
+        wanted = interrupts(text, said, whole=whole, speaking=active is not None)
         if wanted or whole:
             self._echoes = not wanted and echo(text, said)
         return wanted
