@@ -19,7 +19,7 @@ class Reading:
     prompt: text that came before, or words to expect; only its last 223 tokens count.
     task: "translate" gives English whatever is spoken.
     languages: two-letter codes that may be detected; empty for all.
-    temperature: in [0, 1], randomness of the choice of tokens; 0 is none, and raised by itself where it fails.
+    temperature: in [0, 1], randomness of the choice of tokens; 0 is none.
     align: give the times of words and the probabilities of tokens.
     """
 

@@ -127,6 +127,10 @@ class SpeechDetector:
         self._last_end = self.seconds
         self._stopped_at = -float("inf")
 
+    def settle(self) -> None:
+        """What stopped is over: the next speech, also one that is `pending`, is the start of something new."""
+        self._stopped_at = -float("inf")
+
     @property
     def pending(self) -> bool:
         """Sound that may turn out to be speech: nobody should take the floor in the next frames."""

@@ -28,6 +28,10 @@ MOST_LISTENING = 3
 ECHO = 0.6
 """Share of the words, in order, that the reply has been saying; recognised from an echo, some are wrong."""
 
+TAIL = 0.3
+"""Seconds after the end of a reply, taken to be played, in which an echo of it may still begin to be heard:
+network, buffers and the detector's delay. Who answers it begins later."""
+
 RECENT = 40
 """Words of the reply, the last ones said, that an echo can be of."""
 
@@ -47,15 +51,18 @@ def echo(text: str, said: str) -> bool:
     return sum(block.size for block in blocks) >= ECHO * len(words)
 
 
-def interrupts(text: str, said: str, *, whole: bool) -> bool:
+def interrupts(text: str, said: str, *, whole: bool, speaking: bool = True) -> bool:
     """Whether somebody who said this wants the floor.
 
     said: the reply so far; after a question of its own, "yes" is an answer. whole: they have finished;
-    otherwise a word alone may yet become another.
+    otherwise a word alone may yet become another. speaking: more of the reply comes; to its end, which is
+    still being played, any other word is an answer.
     """
     words = _words(text)
-    asked = whole and said.rstrip().endswith("?")
-    if not words or (listening(text) and not asked) or echo(text, said):
+    asked = not speaking or (whole and said.rstrip().endswith("?"))
+    # One word of a reply that is over is an answer: "Tea or coffee?" - "Coffee."
+    back = echo(text, said) and (speaking or len(words) > 1)
+    if not words or (listening(text) and not asked) or back:
         return False
     return whole or len(words) >= 2 or words[0] in TAKING
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from ..llm.base import ChatRequest, Limits, Message, TextModel, TextRequest, ToolUse
 from .errors import AntiphonError
+from .logs import where
 
 NO_TOOLS = ToolUse()
 
@@ -123,6 +124,8 @@ class EndOfTurn:
                     found = await self._asked(self._model, [*history, Message("user", bare)], bare, tools)
             except (AntiphonError, TimeoutError) as error:
                 log.debug("no probability of an end from the model: %s", type(error).__name__)
+            except Exception as error:
+                log.error("asking the model for the end of a turn failed: %s", where(error))
         return min(found, 0.4) if dictating(text) else found
 
     async def _asked(self, model: TextModel, messages: Sequence[Message], bare: str, tools: ToolUse) -> float:

@@ -71,17 +71,30 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class TurnEndProbability:
-    """How likely the words of `revision` are all that is said, 0 to 1."""
+    """How likely the words of `revision` are all that is said, 0 to 1.
+
+    sound: something is heard that may be the user going on; the silence is looked at again at the next `Tick`.
+    """
 
     revision: int
     probability: float
+    sound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseEnded:
-    """A released response came to its end by itself, done or failed."""
+    """A released response came to its end by itself, done or failed.
+
+    playing: the client still has some of it to play.
+    """
 
     revision: int
+    playing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybackEnded:
+    """What was left to play of a response that has ended has been played, and its echo is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +139,7 @@ Event = (
     | Interrupted
     | TurnEndProbability
     | ResponseEnded
+    | PlaybackEnded
     | SpeculationFailed
     | PromptChanged
     | ClientCommitted

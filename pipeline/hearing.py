@@ -103,7 +103,8 @@ class OpenTurn:
     """The user's turn while it is open, and after it until its transcript is known.
 
     start: seconds on the session's clock. ended: event loop time of the last speech sample, as far as known.
-    committed: the revision with which it became an item. texts: what each revision's final decode said.
+    committed: the revision with which it became an item. texts, failed: what each revision's final decode
+    said, or why it said nothing.
     over: the probability that the last candidate end was the end.
     """
 
@@ -116,7 +117,7 @@ class OpenTurn:
     committed: int | None = None
     final: asyncio.Task[None] | None = None
     texts: dict[int, str] = field(default_factory=dict[int, str])
-    failed: AntiphonError | None = None
+    failed: dict[int, AntiphonError] = field(default_factory=dict[int, AntiphonError])
     transcript_at: float | None = None
     over: float | None = None
     launched: int = 0
@@ -183,12 +184,16 @@ class Scribe:
     async def final(self, turn: OpenTurn) -> str:
         """The text of all the turn's audio so far.
 
-        A partial in flight that holds all of it serves as the final. Raises AntiphonError when the recogniser
-        fails. Cancelling takes a waiting decode out of the queue.
+        A partial in flight that holds all of it serves as the final; any other is given up. Raises
+        AntiphonError when the recogniser fails. Cancelling takes a waiting decode out of the queue.
         """
         upto = turn.utterance.seconds
-        if self._running is not None and self._running[0] is turn and turn.utterance.covers(self._running[1]):
-            await asyncio.wait([self._running[2]])
+        if self._running is not None and self._running[0] is turn:
+            _, window, task = self._running
+            if turn.utterance.covers(window):
+                await asyncio.wait([task])
+            else:
+                task.cancel()  # it would be decoded before or after this for nothing
         while not turn.utterance.reaches(upto):
             window = turn.utterance.window(final=True)
             now = asyncio.get_running_loop().time()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from ..llm.base import ChatModel, ChatRequest, Limits, Message, ToolUse
 from .errors import AntiphonError
+from .logs import where
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ class Prefill:
                     pass
         except AntiphonError as error:
             log.debug("no prefill: %s", error)
+        except Exception as error:
+            # Nobody waits for it: a fault in it must not end the session.
+            log.error("a prefill failed: %s", where(error))
 
     def _idle(self, task: asyncio.Task[None]) -> None:
         # Not in a finally of the task, which a task cancelled before its first step never reaches.

@@ -145,9 +145,9 @@ class Reply:
         return self._text
 
     @property
-    def unheard(self) -> float:
-        """Seconds of what was sent that the client has still to play."""
-        return self._playback.sent - self._playback.position(self._now())
+    def unplayed(self) -> float:
+        """Seconds of audio that the client has and has not played."""
+        return self._playback.wait(self._now(), 0.0)
 
     def release(self) -> None:
         """Open the gate: the response exists for the client from here on."""

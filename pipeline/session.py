@@ -24,7 +24,7 @@ from ..llm.base import Message
 from ..tts.base import Voice
 from .asides import Asides
 from .asking import prompt_for, request_for, response_for
-from .bargein import echo, interrupts
+from .bargein import TAIL, echo, interrupts
 from .conversation import Conversation
 from .editing import edit, entered
 from .endpointing import EndOfTurn
@@ -60,6 +60,7 @@ from .events import (
     ItemTruncated,
     Output,
     Part,
+    PlaybackEnded,
     PromptChanged,
     Refuse,
     Release,
@@ -168,6 +169,8 @@ class Session:
         self._quiet.set()
         self._draining = False
         self._echoes = False
+        self._tail = "", 0.0
+        """What the last reply said, and the event loop time when it is played and its echo is over."""
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -192,6 +195,10 @@ class Session:
     async def send(self, command: Command) -> None:
         """Take a command; waits while the inbox is full. Cancelling sends nothing."""
         await self._inbox.put(command)
+
+    def refuse(self, failed: Failed) -> None:
+        """Tell the client, after what it is told before, that its message was no command. Raises NotReading."""
+        self._outbox.put(failed)
 
     def outputs(self) -> AsyncIterator[Output]:
         """What the client is to be told, in order, audio paced; ends with the session. One reader."""
@@ -229,10 +236,12 @@ class Session:
                 self._outbox.put(Failed(error, command.event_id))
 
     async def _next(self) -> Command:
-        """The client's next command. One that sends no more audio in the middle of a turn has ended it: a
-        microphone that is muted, a recording that is over."""
+        """The client's next command. One that sends no more audio in the middle of a turn, or of a sound over
+        a reply, has ended it: a microphone that is muted, a recording that is over."""
         while True:
-            waiting = self.config.turn is not None and self._machine.floor is not Floor.IDLE
+            active = self._active_reply()
+            unsettled = self._machine.floor is not Floor.IDLE or (active is not None and active.ducked)
+            waiting = self.config.turn is not None and unsettled
             try:
                 async with asyncio.timeout(MUTED if waiting else None):
                     return await self._inbox.get()
@@ -246,6 +255,7 @@ class Session:
             self._happen(SpeechStopped(self._ear.at, self._ear.at))
         self._happen(Tick(self._ear.at + self._machine.policy.longest))
         self._detector.reset()
+        self._duck()
 
     def _obey(self, command: Ordinary) -> None:
         match command:
@@ -253,6 +263,7 @@ class Session:
                 self._configure(command.config)
             case ClearAudio():
                 self._ear.drop()
+                self._detector.reset()
                 self._happen(ClientCleared(self._ear.at))
                 self._outbox.put(AudioCleared())
             case CreateItem() | RetrieveItem() | DeleteItem():
@@ -287,6 +298,8 @@ class Session:
         self._machine.policy = config.turn or TurnPolicy()
         self._tune_detector()
         self._outbox.put(Configured(config))
+        if manual_changes:
+            self._detector.reset()
         self._happen(ClientCleared(self._ear.at) if manual_changes else PromptChanged())
         self._bring(self._history_messages())
 
@@ -361,6 +374,8 @@ class Session:
         elif self.config.turn is None and not self._draining:
             self._turn = self._new_turn(self._ear.at - FRAME_SECONDS)
             self._turn.utterance.push(frame)
+        if self._machine.playing and self._now() > self._tail[1]:
+            self._happen(PlaybackEnded())
         for event in self._detector.push(probability):
             if self.config.turn is not None and not (self._draining and self._turn is None):
                 if isinstance(event, SpeechStopped) and self._turn is not None:
@@ -453,7 +468,7 @@ class Session:
                 assert turn is not None
                 if turn.final is not None:
                     turn.final.cancel()
-                turn.failed = turn.over = None
+                turn.over = None
                 turn.final = self._spawn(self._decode_final(turn, revision), "final")
                 self._prefill.stop()
             case Speculate(revision):
@@ -466,7 +481,7 @@ class Session:
                 self._commit_turn(revision, end)
             case DropTurn():
                 self._turn = None
-                self._detector.reset()
+                self._detector.settle()
             case Respond(revision):
                 asked = self._asked or CreateResponse()
                 prompt = prompt_for(asked, self.config, self.conversation)
@@ -494,8 +509,8 @@ class Session:
         if self.config.turn is not None:
             self._outbox.put(TurnStopped(turn.item_id, end))
         self._enter(Item(turn.item_id, role="user", parts=(Part("input_audio"),)))
-        if turn.failed is not None:
-            self._outbox.put(TranscriptionFailed(turn.item_id, turn.failed))
+        if revision in turn.failed:
+            self._outbox.put(TranscriptionFailed(turn.item_id, turn.failed[revision]))
         elif revision in turn.texts:
             self._transcribed(turn, turn.texts[revision])
 
@@ -563,9 +578,11 @@ class Session:
     def _reply_ended(self, reply: Reply) -> None:
         if reply.released:
             self._record(reply.trace)
+            left = reply.unplayed
             if reply.revision > 0:
-                self._idle.begin(self._ear.at + reply.unheard)
-            self._happen(ResponseEnded(reply.revision))
+                self._idle.begin(self._ear.at + left)
+            self._tail = reply.said, self._now() + left + TAIL
+            self._happen(ResponseEnded(reply.revision, playing=left > 0))
         else:
             self._count_discarded(reply, 0.0)
             self._happen(SpeculationFailed(reply.revision))
@@ -604,7 +621,6 @@ class Session:
         text = ""
         try:
             text = turn.texts[revision] = await self._scribe.final(turn)
-            turn.failed = None
             turn.transcript_at = self._now()
             if turn.committed == revision:
                 self._transcribed(turn, text)
@@ -614,18 +630,19 @@ class Session:
                     self._history_messages(), text, self.config.tools
                 )
         except AntiphonError as error:
-            turn.failed = error
+            turn.failed[revision] = error
             if turn.committed == revision:
                 self._outbox.put(TranscriptionFailed(turn.item_id, error))
         doubted = self._machine.doubt and self._turn is turn
         self._happen(Transcript(revision, text, not doubted or self._interrupts(text, whole=True)))
         if turn.over is not None:
-            self._happen(TurnEndProbability(revision, turn.over))
+            self._happen(TurnEndProbability(revision, turn.over, sound=self._detector.pending))
 
     def _interrupts(self, text: str, *, whole: bool) -> bool:
         active = self._active_reply()
-        said = "" if active is None else active.said
-        wanted = interrupts(text, said, whole=whole)
+        said = self._tail[0] if active is None or self._machine.playing else ""
+        said = said if active is None else f"{said} {active.said}"
+        wanted = interrupts(text, said, whole=whole, speaking=active is not None)
         if wanted or whole:
             self._echoes = not wanted and echo(text, said)
         return wanted

@@ -36,6 +36,7 @@ from .events import (
     DropTurn,
     Event,
     Interrupted,
+    PlaybackEnded,
     PromptChanged,
     Refuse,
     Release,
@@ -79,7 +80,9 @@ class TurnMachine:
         self.owed: int | None = None
         """The committed turn whose transcript is awaited in order to reply to it."""
         self.doubt = False
-        """Somebody makes a sound over the active reply, and it is not known yet whether they want the floor."""
+        """Somebody makes a sound over a reply, and it is not known yet whether they want the floor."""
+        self.playing = False
+        """The client still plays the end of a reply; what sounds meanwhile is in doubt too."""
         self._asked = False
         """The client asked for the owed reply itself: it comes whatever was heard."""
         self._undecoded: int | None = None
@@ -99,19 +102,22 @@ class TurnMachine:
             case Tick(at):
                 self._at = at
                 return self._look_at_the_silence()
-            case TurnEndProbability(revision, probability):
+            case TurnEndProbability(revision, probability, sound):
                 if revision == self.revision and self.floor is Floor.PAUSED:
                     self._probability = probability
-                return self._look_at_the_silence()
+                return [] if sound else self._look_at_the_silence()
             case Transcript():
                 return self._transcript(event)
             case Interrupted():
                 return self._interrupted()
-            case ResponseEnded(revision):
+            case ResponseEnded(revision, playing):
                 if self.active != revision:
                     return []
-                self.active = None
-                return self._believed()
+                self.active, self.playing = None, playing
+                return [] if playing else self._believed()
+            case PlaybackEnded():
+                self.playing = False
+                return []
             case SpeculationFailed(revision):
                 if self.speculated == revision:
                     self.speculated = None
@@ -144,7 +150,8 @@ class TurnMachine:
             case Floor.PAUSED:
                 actions = self._discard("resumed")
             case Floor.IDLE:
-                self.doubt = self.active is not None and self.policy.interrupt_response
+                heard = self.active is not None or self.playing
+                self.doubt = heard and self.policy.interrupt_response
                 actions = [StartTurn(event.start, quiet=self.doubt)]
             case _:
                 assert_never(self.floor)

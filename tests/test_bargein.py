@@ -46,3 +46,12 @@ def test_words_of_the_reply_in_a_question_of_ones_own_are_no_echo() -> None:
 def test_yes_is_an_answer_to_a_question() -> None:
     assert interrupts("Yes.", "Shall I book it?", whole=True)
     assert not interrupts("Yes.", "I have booked it.", whole=True)
+
+
+def test_the_end_of_a_reply_is_answered_by_any_word_but_its_own() -> None:
+    said = "Would you like some tea or some coffee today"
+    assert not interrupts("tea or some coffee", said, whole=True, speaking=False)
+    for answer in ("Coffee.", "Yes.", "Okay."):
+        assert interrupts(answer, said, whole=True, speaking=False)
+    assert not interrupts("", said, whole=True, speaking=False)
+    assert not interrupts("Okay.", said, whole=True)

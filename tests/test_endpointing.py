@@ -107,7 +107,7 @@ async def test_the_model_is_asked_after_the_bare_words_of_the_user() -> None:
     assert (request.owner, request.limits.max_tokens) == ("me", 1)
 
 
-@pytest.mark.parametrize("model", [None, Model(error=Overloaded("full"))])
+@pytest.mark.parametrize("model", [None, Model(error=Overloaded("full")), Model(error=RuntimeError("a bug"))])
 async def test_without_an_answer_the_rules_decide(model: Model | None) -> None:
     assert await EndOfTurn(model, "me").probability(HISTORY, "I want to") == from_rules("I want to")
 

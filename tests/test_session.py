@@ -767,3 +767,23 @@ async def test_a_client_that_sends_no_more_audio_has_ended_its_turn(rest: float,
         assert len(of(seen, TurnStarted)) == 1
         await talk.hear(silence(0.3), SPEECH, silence(rest))
         assert of(await talk.until(ResponseDone), TranscriptionDone)
+
+
+class FailsFirst(FakeRecognizer):
+    """Fails to decode the first candidate end."""
+
+    def transcribe(self, windows: Sequence[Window]) -> Sequence[Transcription]:
+        self.windows += windows
+        if sum(window.final for window in self.windows) == 1:
+            raise RuntimeError("once")
+        return super().transcribe(windows)
+
+
+async def test_a_commit_in_the_pause_after_a_failed_decode_is_transcribed_once():
+    async with talking(recognizer=FailsFirst(), settings=["asr.partial_interval=10"]) as talk:
+        await talk.hear(silence(0.3), SPEECH, silence(0.2))
+        await talk.do(CommitAudio())
+        await talk.do(CreateResponse(modality="text"))
+        seen = await talk.until(ResponseDone)
+    assert len(of(seen, TranscriptionDone)) == 1
+    assert not of(seen, TranscriptionFailed)

@@ -18,6 +18,7 @@ from antiphon.pipeline.events import (
     Event,
     Interrupted,
     Patience,
+    PlaybackEnded,
     PromptChanged,
     Refuse,
     Release,
@@ -126,6 +127,29 @@ def test_a_reply_that_ends_while_in_doubt_leaves_a_turn_like_any_other():
     assert play(turn, ResponseEnded(1)) == [Announce()]
     play(turn, SpeechStopped(5.03, 5.0), Transcript(2, "yes", interrupts=False))
     assert play(turn, Tick(5.6)) == [CommitTurn(2, 5.0), Release(2)]
+
+
+def test_a_reply_that_has_ended_and_is_still_played_may_come_back():
+    turn = machine()
+    play(turn, *HEARD, Transcript(1, "hello"), Tick(2.6))
+    assert play(turn, ResponseEnded(1, playing=True)) == []
+    assert play(turn, SpeechStarted(3.0, 2.7), SpeechStopped(3.5, 3.4)) == [
+        StartTurn(2.7, quiet=True),
+        Decode(2),
+    ]
+    assert play(turn, Tick(4.2), Transcript(2, "hello", interrupts=False)) == [DropTurn()]
+    assert play(turn, SpeechStarted(5.0, 4.7), SpeechStopped(5.5, 5.4)) == [
+        StartTurn(4.7, quiet=True),
+        Decode(3),
+    ]
+    assert play(turn, Transcript(3, "no"), Tick(6.0)) == [
+        Announce(),
+        Speculate(3),
+        CommitTurn(3, 5.4),
+        Release(3),
+    ]
+    play(turn, ResponseEnded(3, playing=True), PlaybackEnded())
+    assert play(turn, SpeechStarted(7.0, 6.7)) == [StartTurn(6.7)]
 
 
 def test_a_reply_that_the_client_cancels_while_in_doubt_leaves_a_turn_like_any_other():
@@ -254,7 +278,7 @@ def walk(seed: int, steps: int) -> None:
                 case StartTurn():
                     assert not open_turn
                     open_turn, quiet = True, action.quiet
-                    assert not quiet or active is not None
+                    assert not quiet or active is not None or turn.playing
                 case Announce():
                     assert open_turn
                     assert quiet
@@ -304,12 +328,14 @@ def walk(seed: int, steps: int) -> None:
                 words = rng.choice(["", "words", "more words"])
                 event = Transcript(rng.choice(sorted(decodes)), words, interrupts=rng.random() < 0.5)
             case 7 if active is not None:
-                event = ResponseEnded(active if rng.random() < 0.8 else active - 1)
+                event = ResponseEnded(active if rng.random() < 0.8 else active - 1, rng.random() < 0.5)
                 if event.revision == active:
                     active = None
             case 12:
                 revision = turn.revision
-                event = rng.choice([Interrupted(), TurnEndProbability(revision, rng.random())])
+                event = rng.choice(
+                    [Interrupted(), PlaybackEnded(), TurnEndProbability(revision, rng.random())]
+                )
             case 8:
                 event = rng.choice([ClientAsked(), ClientCancelled()])
             case 9:
@@ -367,6 +393,13 @@ def test_a_probability_that_comes_late_opens_the_gate_at_once():
     turn = machine(patience=Patience())
     play(turn, *HEARD, Tick(2.4), Transcript(1, "hello"))
     assert play(turn, TurnEndProbability(1, 0.95)) == [CommitTurn(1, 2.0), Release(1)]
+
+
+def test_a_probability_that_comes_while_something_sounds_waits_for_the_silence_after_it():
+    turn = machine(patience=Patience())
+    play(turn, *HEARD, Tick(2.4), Transcript(1, "hello"))
+    assert play(turn, TurnEndProbability(1, 0.95, sound=True)) == []
+    assert play(turn, Tick(2.5)) == [CommitTurn(1, 2.0), Release(1)]
 
 
 def test_without_a_probability_the_silence_decides_and_an_old_one_is_forgotten():

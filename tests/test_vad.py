@@ -57,6 +57,19 @@ def test_a_short_word_after_a_gap_resumes_and_later_it_is_a_click() -> None:
     assert len(play(SpeechDetector(), speech, (0.0, 1.6), word)) == 2
 
 
+def test_settled_a_pending_word_is_the_start_of_something_new_and_keeps_its_beginning() -> None:
+    detector = SpeechDetector()
+    _, stopped = play(detector, (0.0, 0.5), (0.9, 0.32), (0.0, 0.32))
+    assert play(detector, (0.9, 0.032)) == []
+    detector.settle()
+    assert play(detector, (0.9, 0.096)) == []
+    (started,) = play(detector, (0.9, 0.096))
+    assert isinstance(stopped, SpeechStopped)
+    assert started == SpeechStarted(
+        at=pytest.approx(detector.seconds), start=pytest.approx(stopped.end + 0.02, abs=0.04)
+    )
+
+
 def test_configure_changes_what_a_session_may_change() -> None:
     detector = SpeechDetector()
     detector.configure(threshold=0.95, prefix_padding=0.5)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from antiphon.pipeline.audio import samples_to_pcm16
 from antiphon.pipeline.errors import SetupError
 from antiphon.pipeline.settings import Settings, load
 from antiphon.transport import server
+from antiphon.transport.keys import WatchedKeys
 from antiphon.transport.server import running
 
 pytestmark = pytest.mark.server
@@ -469,11 +471,13 @@ async def client_outliving(chat: FakeChat) -> AsyncIterator[tuple[str, Client, A
         yield url, me, lambda: service.__aexit__(None, None, None)
 
 
-async def test_a_taken_port_is_the_operators_to_mend():
+async def test_a_taken_port_is_the_operators_to_mend(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SetupError, match=r"server\.port"):
-            await asyncio.to_thread(server.serve, settings(f"server.port={port}"))
+            await server._serve(
+                settings(f"server.port={port}"), WatchedKeys(tmp_path / "keys", time.monotonic)
+            )
 
 
 SERVE = """
@@ -530,3 +534,37 @@ async def test_a_second_signal_exits_at_once(service: tuple[asyncio.subprocess.P
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 128 + signal.SIGTERM
+
+
+LOADING = """
+import asyncio, contextlib, sys
+from antiphon.pipeline import logs
+from antiphon.pipeline.settings import load
+from antiphon.transport import server
+
+@contextlib.asynccontextmanager
+async def never(settings):
+    print("loading", file=sys.stderr, flush=True)
+    await asyncio.sleep(3600)
+    yield
+
+server.load_engines = never
+settings = load(overrides=["server.port=0", f"auth.keys={sys.argv[1]}/keys"], environ={})
+logs.configure(settings.log)
+sys.exit(server.serve(settings))
+"""
+
+
+async def test_a_signal_while_the_models_load_stops_the_server(tmp_path: Path):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOADING, str(tmp_path), stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE):
+        while (line := await process.stderr.readline()) != b"loading\n":
+            assert line, "the server ended before it loaded"
+        process.send_signal(signal.SIGTERM)
+        said = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    assert "SIGTERM while loading" in said
+    assert said.rstrip().endswith("stopped")
