@@ -29,6 +29,8 @@ class Work(Generic[Payload]):
     deadline: float
     bucket: int = 0
     droppable: bool = False
+    added: float = 0.0
+    """When it was added, on the same clock, for those who measure waiting."""
 
 
 class Scheduler(Generic[Payload]):
@@ -39,6 +41,7 @@ class Scheduler(Generic[Payload]):
         self.capacity = capacity
         self._queue: list[tuple[float, int, Work[Payload]]] = []
         self._order = itertools.count()
+        self._queued: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -48,10 +51,12 @@ class Scheduler(Generic[Payload]):
         if len(self._queue) >= self.capacity:
             raise Overloaded(f"{self.capacity} requests wait for this model already; try again later")
         heapq.heappush(self._queue, (work.deadline, next(self._order), work))
+        self._queued.add(id(work))
 
     def remove(self, work: Work[Payload]) -> None:
         """Take one piece of work out; nothing happens when it is not queued."""
-        self._keep([entry for entry in self._queue if entry[2] is not work])
+        if id(work) in self._queued:
+            self._keep([entry for entry in self._queue if entry[2] is not work])
 
     def cancel(self, owner: str) -> list[Work[Payload]]:
         """Take all of an owner's work out of the queue and return it."""
@@ -76,3 +81,4 @@ class Scheduler(Generic[Payload]):
     def _keep(self, entries: list[tuple[float, int, Work[Payload]]]) -> None:
         heapq.heapify(entries)
         self._queue = entries
+        self._queued = {id(work) for _, _, work in entries}
