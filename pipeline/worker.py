@@ -19,8 +19,8 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-LOAD_MEMORY = 10.0
-"""Seconds after which a piece of work counts a third in `Worker.load`."""
+WAITED_MEMORY = 10.0
+"""Seconds after which a piece of work counts a third in `Worker.waited`."""
 
 
 class Dropped(Exception):
@@ -50,8 +50,7 @@ class Worker(Generic[In, Out]):
         self._run = run
         self._report: Callable[[Service], None] = lambda service: None
         self._scheduler: Scheduler[In] = scheduler or Scheduler(max_batch=max_batch, capacity=capacity)
-        self._waited = Fading(0.0, 0.0, tau=LOAD_MEMORY)
-        self._took = Fading(0.0, 0.0, tau=LOAD_MEMORY)
+        self._waited = Fading(0.0, 0.0, tau=WAITED_MEMORY)
         self._futures: dict[int, asyncio.Future[Out]] = {}
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"antiphon-{name}")
@@ -72,12 +71,9 @@ class Worker(Generic[In, Out]):
         self._report = report
 
     @property
-    def load(self) -> float:
-        """How long work waited lately, in units of the time it takes: 0 for a model that is always free, 1 where
-        there is on average one batch before it."""
-        now = asyncio.get_running_loop().time()
-        took = self._took.mean(now)
-        return self._waited.mean(now) / took if took > 0 else 0.0
+    def waited(self) -> float:
+        """Seconds that work waited lately, on average; next to nothing for a model that is always free."""
+        return self._waited.mean(asyncio.get_running_loop().time())
 
     async def submit(
         self, payload: In, *, owner: str, deadline: float, bucket: int = 0, droppable: bool = False
@@ -142,8 +138,6 @@ class Worker(Generic[In, Out]):
 
     def _tell(self, service: Service, now: float) -> None:
         self._waited.add(service.waited, now)
-        if service.size:
-            self._took.add(service.took, now)
         self._report(service)
 
     def _settle(self, work: Work[In], result: Out | Exception) -> None:

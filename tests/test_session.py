@@ -767,3 +767,16 @@ async def test_a_client_that_sends_no_more_audio_has_ended_its_turn(rest: float,
         assert len(of(seen, TurnStarted)) == 1
         await talk.hear(silence(0.3), SPEECH, silence(rest))
         assert of(await talk.until(ResponseDone), TranscriptionDone)
+
+
+async def test_an_idle_session_has_no_timers(monkeypatch: pytest.MonkeyPatch):
+    async with talking() as talk:
+        await talk.hear(silence(0.3))
+        await asyncio.sleep(0.1)
+        loop = asyncio.get_running_loop()
+        timers = []
+        call_at = loop.call_at
+        monkeypatch.setattr(loop, "call_at", lambda *args, **kw: timers.append(args) or call_at(*args, **kw))
+        await asyncio.sleep(0.3)
+        assert len(timers) == 1  # this test's own
+        monkeypatch.undo()

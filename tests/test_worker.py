@@ -123,7 +123,7 @@ async def test_it_tells_what_work_took_and_how_long_it_waited():
     model, told = Model(), []
     worker = Worker("test", model.run)
     worker.watch(told.append)
-    assert worker.load == 0
+    assert worker.waited == 0
     first = asyncio.create_task(worker.submit("first", owner="a", deadline=9.0))
     await begun(model)
     second = asyncio.create_task(worker.submit("second", owner="a", deadline=9.0, droppable=True))
@@ -146,5 +146,5 @@ async def test_it_tells_what_work_took_and_how_long_it_waited():
     assert done[0].took > done[0].waited
     assert dropped
     assert all(service.waited > 0 and not service.urgent for service in dropped)
-    assert worker.load > 0
+    assert worker.waited > 0
     await worker.aclose()
