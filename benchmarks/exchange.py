@@ -124,7 +124,7 @@ async def exchange(
                 what="transcript",
             )
         summaries = await traces(url, client.session_id, key)
-        found = _found_end(client, clip)
+        found = found_end(client, clip)
         if end is None and found is not None:
             last = earlier(last, found)
             ended = clip.moment(last)
@@ -160,7 +160,7 @@ def total(speculations: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: round(sum(s.get(name, 0) for s in speculations), 1) for name in names}
 
 
-def _found_end(client: RealtimeClient, clip: Clip) -> float | None:
+def found_end(client: RealtimeClient, clip: Clip) -> float | None:
     """Where in the recording the service found the end of the last turn, in seconds."""
     ends = [e["audio_end_ms"] for _, e in client.events if e["type"] == "input_audio_buffer.speech_stopped"]
     return ends[-1] / 1000 - clip.offset if ends else None

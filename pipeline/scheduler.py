@@ -50,8 +50,16 @@ class Scheduler(Generic[Payload]):
         """Queue work. Raises Overloaded when `capacity` is reached."""
         if len(self._queue) >= self.capacity:
             raise Overloaded(f"{self.capacity} requests wait for this model already; try again later")
-        heapq.heappush(self._queue, (work.deadline, next(self._order), work))
+        heapq.heappush(self._queue, (self.rank(work), next(self._order), work))
         self._queued.add(id(work))
+
+    def rank(self, work: Work[Payload]) -> float:
+        """The lowest goes first; of equal ones the first that came."""
+        return work.deadline
+
+    def stale(self, work: Work[Payload], now: float) -> bool:
+        """Whether work is worth nothing any more."""
+        return work.droppable and work.deadline < now
 
     def remove(self, work: Work[Payload]) -> None:
         """Take one piece of work out; nothing happens when it is not queued."""
@@ -66,9 +74,9 @@ class Scheduler(Generic[Payload]):
 
     def next_batch(self, now: float) -> tuple[list[Work[Payload]], list[Work[Payload]]]:
         """(what to run now, what was dropped as stale). Both empty when nothing waits."""
-        stale = [work for deadline, _, work in self._queue if work.droppable and deadline < now]
+        stale = [work for _, _, work in self._queue if self.stale(work, now)]
         if stale:
-            self._keep([e for e in self._queue if not (e[2].droppable and e[0] < now)])
+            self._keep([entry for entry in self._queue if not self.stale(entry[2], now)])
         if not self._queue:
             return [], stale
         bucket = self._queue[0][2].bucket

@@ -49,7 +49,9 @@ class Worker(Generic[In, Out]):
         self.name = name
         self._run = run
         self._report: Callable[[Service], None] = lambda service: None
-        self._scheduler: Scheduler[In] = scheduler or Scheduler(max_batch=max_batch, capacity=capacity)
+        if scheduler is None:
+            scheduler = Scheduler(max_batch=max_batch, capacity=capacity)
+        self._scheduler = scheduler
         self._waited = Fading(0.0, 0.0, tau=WAITED_MEMORY)
         self._futures: dict[int, asyncio.Future[Out]] = {}
         self._threads = threads
