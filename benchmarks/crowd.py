@@ -87,7 +87,8 @@ async def _visit(
             await asyncio.sleep(chance.random() * think)
             while asyncio.get_running_loop().time() < end:
                 await _turn(socket, number, frames, visit)
-                await asyncio.sleep(chance.expovariate(1 / think))
+                rest = end - asyncio.get_running_loop().time()
+                await asyncio.sleep(max(0.0, min(rest, chance.expovariate(1 / think))))
     except (OSError, TimeoutError, WebSocketException):
         visit.lost += visit.admitted
     return visit
