@@ -86,18 +86,23 @@ TOTAL_TOKENS = 448
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One way to decode. full: with the encoder at 30 s, not at the window's bucket."""
+    """One way to decode.
+
+    full: with the encoder at 30 s, not at the window's bucket. prompted: with the reading's prompt, which may
+    be what misleads it.
+    """
 
     full: bool = False
     beam: int = 1
     temperature: float = 0.0
+    prompted: bool = True
 
 
 TURN = (_Step(), _Step(full=True), _Step(full=True, beam=5))
 """How a turn's window is decoded: each step where the one before gave nothing to trust."""
 RECORDING = (
-    *(_Step(beam=5), _Step(full=True, beam=5), _Step(full=True)),
-    *(_Step(full=True, temperature=t) for t in (0.2, 0.4, 0.8)),
+    *(_Step(beam=5), _Step(full=True, beam=5), _Step(full=True, prompted=False)),
+    *(_Step(full=True, temperature=t, prompted=False) for t in (0.2, 0.4, 0.8)),
 )
 """How a recording's is."""
 
@@ -205,8 +210,10 @@ class Whisper:
             if window.reading and step == _Step(full=True, beam=5) and self.bucket(window) == FULL:
                 continue  # that was the first
             [again] = self._attempt([window], FULL, step)
-            if window.reading and not again.transcription.text:
-                continue  # a worse try does not make hollow what another understood
+            if window.reading and again.sound and not again.transcription.text:
+                if any(a.transcription.text for a in tried):
+                    continue  # a worse try does not make hollow what another understood
+                return again.transcription
             tried.append(again)
         if tried[-1].sound:
             return tried[-1].transcription
@@ -218,7 +225,9 @@ class Whisper:
     def _attempt(self, windows: Sequence[Window], frames: int, step: _Step) -> list[_Attempt]:
         encoded = self._encode([self._mel(window.samples) for window in windows], frames)
         languages = self._languages(windows, encoded)
-        prompts = [self._prompt(w, language) for w, language in zip(windows, languages, strict=True)]
+        prompts = [
+            self._prompt(w, language, step.prompted) for w, language in zip(windows, languages, strict=True)
+        ]
         longest = max(_most_tokens(w) for w in windows)
         if len({len(prompt) for prompt in prompts}) > 1:
             # CTranslate2 wants prompts of one length in a batch.
@@ -291,10 +300,10 @@ class Whisper:
                 f"this model knows English alone, and not the language {window.language!r}", param="language"
             )
 
-    def _prompt(self, window: Window, language: str) -> list[int]:
+    def _prompt(self, window: Window, language: str, prompted: bool = True) -> list[int]:
         reading = window.reading
         prompt: list[int] = []
-        if reading and reading.prompt.strip():
+        if reading and prompted and reading.prompt.strip():
             before = self._tokenizer.encode(" " + reading.prompt.strip(), add_special_tokens=False).ids
             prompt += [self._ids.before, *before[-LONGEST_PROMPT:]]
         prompt += [self._ids.start]
@@ -341,7 +350,8 @@ class Whisper:
             and found.compression_ratio <= MAX_COMPRESSION
         )
         if hollow(found, slack):
-            return _Attempt(replace(found, text="", segments=()), sound=True)
+            misled = prompt[0] == self._ids.before
+            return _Attempt(replace(found, text="", segments=()), sound=not misled, early=misled)
         early = window.reading is not None and self._early(window, found)
         # Drawn tokens are no better at ends: what ends early then is kept.
         return _Attempt(found, sound and not (early and not temperature), early)

@@ -4,15 +4,16 @@
     http     POST /v1/chat/completions with stream, from a client process on this machine
 
 One process serves; both sides run on the same engine, in turn, and who goes first alternates. A run is so
-many conversations at once (1, 4), the same on both sides; they were held once before, so their prompts come
-from the cache: what HTTP adds does not depend on the prompt's length, and would be lost in the seconds that
-four prompts take. Replies are greedy and of a fixed length, and the counts are compared. From asking to the
-first text is the TTFT; tokens per second are all tokens of a run by the time from the first question to the
-last token.
+many conversations at once (1, 4), all of the same messages, which were answered before: so every prompt is in
+the cache, whichever slot it comes to. What HTTP adds does not depend on the prompt's length, and would be lost
+in the seconds that four prompts take. Replies are greedy and of a fixed length, and the counts are compared.
+From asking to the first text is the TTFT; tokens per second are all tokens of a run by the time from the first
+question to the last token.
 
 Beside a run over HTTP there is work that the direct one has not: the client reads and the kernel copies on the
-same cores, and all of it counts against us. Figures are the medians over runs. `added_ttft_ms` is the median
-of the differences between neighbours, whose spread (p25 to p75) says how far it can be trusted.
+same cores, and all of it counts against us. Figures are medians over runs; the ratio and
+`added_ttft_ms` are the medians of what they are between neighbours, which see the same machine. Their spreads
+(p25 to p75) say how far they can be trusted.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from ..pipeline.errors import EngineFailed
 from ..pipeline.settings import Settings
 from ..transport.engines import load_engines
 from ..transport.server import running
-from .report import last_line, machine, percentile, ratio, say, table
+from .report import last_line, machine, percentile, say, table
 
 CONCURRENCIES = (1, 4)
-INSTRUCTIONS = "You are a friendly assistant who tells stories at great length. This is conversation {}."
+INSTRUCTIONS = "You are a friendly assistant who tells stories at great length."
 QUESTION = "Tell me a very long story about a ship and its crew, from the beginning."
 
 AIM_RATIO = 0.9
@@ -112,7 +113,7 @@ def summarized(pairs: Sequence[Pair]) -> dict[str, Any]:
         "ours": {**ours, "added_ttft_ms": round(median(added), 1), "added_ttft_ms_spread": _spread(added, 1)},
         "peer": peer,
         "ratio": {
-            "tokens_per_s": ratio(ours["tokens_per_s"], peer["tokens_per_s"]),
+            "tokens_per_s": round(median(ratios), 3),
             "tokens_per_s_spread": _spread(ratios, 3),
         },
     }
@@ -158,11 +159,10 @@ async def _measure(settings: Settings, repeats: int, tokens: int) -> dict[int, l
             for turn in range(-1, repeats):  # the first fills the cache
                 runs: dict[str, Run] = {}
                 for side in ("direct", "http") if turn % 2 else ("http", "direct"):
-                    some = range(concurrency)
                     replies = await (
-                        client.ask(some, tokens)
+                        client.ask(concurrency, tokens)
                         if side == "http"
-                        else asyncio.gather(*(_direct(engines.chat, number, tokens) for number in some))
+                        else asyncio.gather(*(_direct(engines.chat, tokens) for _ in range(concurrency)))
                     )
                     _check(replies, tokens)
                     runs[side] = Run.of(replies)
@@ -191,19 +191,9 @@ async def _there(engines: Engines) -> AsyncGenerator[Engines]:
     yield engines
 
 
-def _said_to(number: int) -> list[dict[str, str]]:
-    return [
-        {"role": "system", "content": INSTRUCTIONS.format(number)},
-        {"role": "user", "content": QUESTION},
-    ]
-
-
-async def _direct(chat: ChatModel, number: int, tokens: int) -> Reply:
+async def _direct(chat: ChatModel, tokens: int) -> Reply:
     asked, first, usage = perf_counter(), 0.0, None
-    messages = [
-        Message("system" if said["role"] == "system" else "user", said["content"])
-        for said in _said_to(number)
-    ]
+    messages = [Message("system", INSTRUCTIONS), Message("user", QUESTION)]
     request = ChatRequest(messages, f"bench-{secrets.token_hex(8)}", Limits(tokens), Sampling())
     async with chat.stream(request) as deltas:
         async for delta in deltas:
@@ -223,11 +213,11 @@ class _Client:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def ask(self, numbers: Sequence[int], tokens: int) -> Sequence[Reply]:
+    async def ask(self, conversations: int, tokens: int) -> Sequence[Reply]:
         """Raises EngineFailed when the client fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"numbers": list(numbers), "tokens": tokens}).encode() + b"\n")
+        self._process.stdin.write(f"{conversations} {tokens}\n".encode())
         line = await self._process.stdout.readline()
         if not line:
             raise EngineFailed("the client's process ended; it said why above")
@@ -249,7 +239,7 @@ async def _client(url: str, model: str) -> AsyncGenerator[_Client]:
         await process.wait()
 
 
-async def ask(url: str, model: str, number: int, tokens: int) -> Reply:
+async def ask(url: str, model: str, tokens: int) -> Reply:
     """Hold a conversation, with no more work than a client must do. The connection is there when time begins.
 
     Raises EngineFailed when the server refuses.
@@ -258,7 +248,7 @@ async def ask(url: str, model: str, number: int, tokens: int) -> Reply:
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
         asked, first, usage = perf_counter(), 0.0, None
-        writer.write(_request(address.netloc, model, number, tokens))
+        writer.write(_request(address.netloc, model, tokens))
         status = await reader.readline()
         if b" 200 " not in status:
             raise EngineFailed(f"the server answered {status.decode().strip()}")
@@ -275,11 +265,14 @@ async def ask(url: str, model: str, number: int, tokens: int) -> Reply:
         await writer.wait_closed()
 
 
-def _request(host: str, model: str, number: int, tokens: int) -> bytes:
+def _request(host: str, model: str, tokens: int) -> bytes:
     body = json.dumps(
         {
             "model": model,
-            "messages": _said_to(number),
+            "messages": [
+                {"role": "system", "content": INSTRUCTIONS},
+                {"role": "user", "content": QUESTION},
+            ],
             "max_completion_tokens": tokens,
             "temperature": 0,
             "stream": True,
@@ -304,11 +297,10 @@ async def _events(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
 
 
 async def serve(url: str, model: str, lines: Iterable[str]) -> None:
-    """Be the client: of each line of `lines`, what to ask; a line of replies to stdout."""
+    """Be the client: of each line of `lines`, how many conversations of how many tokens; replies to stdout."""
     for line in lines:
-        wanted = json.loads(line)
-        conversations = (ask(url, model, number, wanted["tokens"]) for number in wanted["numbers"])
-        replies = await asyncio.gather(*conversations)
+        conversations, tokens = map(int, line.split())
+        replies = await asyncio.gather(*(ask(url, model, tokens) for _ in range(conversations)))
         print(json.dumps([asdict(reply) for reply in replies]), flush=True)
 
 

@@ -205,7 +205,9 @@ class Refuse:
     code: Literal["conversation_already_has_active_response", "response_cancel_not_active"]
 
 
-Action = StartTurn | Announce | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
+Action = (
+    StartTurn | Announce | Decode | Speculate | CommitTurn | DropTurn | Respond | Release | Cancel | Refuse
+)
 
 # --- items and responses --------------------------------------------------------------------------------
 

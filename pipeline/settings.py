@@ -210,6 +210,24 @@ class EmbeddingsSettings(_Section):
     )
 
 
+class ResponsesSettings(_Section):
+    max_stored: int = Field(
+        default=1000, ge=0, le=1_000_000, description="Responses kept for later requests; the oldest go."
+    )
+    max_stored_bytes: int = Field(
+        default=67_108_864,
+        ge=0,
+        le=1_099_511_627_776,
+        description="Memory that kept responses may take, in bytes.",
+    )
+    max_age: float = Field(
+        default=86_400.0, ge=1, le=31_536_000, description="Seconds for which a response is kept."
+    )
+    max_background: int = Field(
+        default=32, ge=0, le=10_000, description="Responses in the background at a time; the next is refused."
+    )
+
+
 class TurnSettings(_Section):
     silence: float = Field(
         default=0.5,
@@ -285,6 +303,7 @@ class Settings(_Section):
     llm: LlmSettings = LlmSettings()
     tts: TtsSettings = TtsSettings()
     embeddings: EmbeddingsSettings = EmbeddingsSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     turn: TurnSettings = TurnSettings()
     output: OutputSettings = OutputSettings()
     slo: SloSettings = SloSettings()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.asr.base import SAMPLE_RATE, Transcription, Window
+from antiphon.asr.base import SAMPLE_RATE, Reading, Transcription, Window
 from antiphon.asr.ctranslate2 import FULL, MARGIN, STEP, Whisper, hollow
 from antiphon.asr.formats import decode_file
 from antiphon.pipeline.errors import BadRequest, EngineFailed
@@ -27,6 +27,8 @@ DATA = Path(__file__).parent / "data"
         ("You", -0.2, 0.5, True),
         ("1, 2, 3, 4", -0.7, 0.2, True),
         ("1 2 3 4", -0.2, 0.1, False),
+        ("One two three four.", -0.7, 0.2, True),
+        ("1、2、3、4", -0.7, 0.2, True),
         ("Something long and unlikely.", -1.2, 0.4, True),
         ("Steady hum as words.", -0.5, 0.9, True),
         (" ... ", -0.1, 0.0, True),
@@ -37,6 +39,12 @@ DATA = Path(__file__).parent / "data"
 )
 def test_what_counts_as_made_up(text: str, logprob: float, no_speech: float, made_up: bool) -> None:
     assert hollow(Transcription(text, avg_logprob=logprob, no_speech_prob=no_speech)) is made_up
+
+
+def test_a_translation_may_be_less_sure() -> None:
+    found = Transcription("The sand is white.", avg_logprob=-1.6, no_speech_prob=0.03)
+    assert hollow(found)
+    assert not hollow(found, 0.5)
 
 
 def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
@@ -183,3 +191,58 @@ def test_other_languages_are_found_and_an_unknown_one_is_refused(
         assert (result.language, bool(result.text)) == (language, True)
     with pytest.raises(BadRequest, match="'xx'"):
         base.transcribe([Window(clip("silly.flac"), language="xx")])
+
+
+@pytest.mark.model
+def test_a_reading_has_words_and_tokens_where_it_wants_them(whisper: Whisper) -> None:
+    window = Window(clip("question.wav"), reading=Reading(align=True))
+    [found], [plain] = whisper.transcribe([window]), whisper.transcribe([Window(clip("question.wav"))])
+    assert found.text == plain.text
+    assert [word.text for s in found.segments for word in s.words] == found.text.split()
+    assert b"".join(t.data for s in found.segments for t in s.tokens).decode().split() == found.text.split()
+    times = [at for s in found.segments for word in s.words for at in (word.start, word.end)]
+    assert times == sorted(times)
+    assert times[-1] <= window.seconds
+    assert all(token.logprob <= 0 for s in found.segments for token in s.tokens)
+    assert not any(s.words or s.tokens for s in plain.segments)
+
+
+@pytest.mark.model
+def test_a_prompt_of_any_length_leaves_room_for_the_text(whisper: Whisper) -> None:
+    [plain] = whisper.transcribe([Window(clip("question.wav"), reading=Reading())])
+    [told] = whisper.transcribe([Window(clip("question.wav"), reading=Reading(prompt="A talk. " * 500))])
+    assert normal(told.text) == normal(plain.text)
+
+
+@pytest.mark.model
+def test_a_model_of_english_refuses_what_it_cannot_read(whisper: Whisper) -> None:
+    samples = clip("question.wav")
+    with pytest.raises(BadRequest) as caught:
+        whisper.transcribe([Window(samples, reading=Reading(task="translate"))])
+    assert caught.value.param == "model"
+    with pytest.raises(BadRequest) as caught:
+        whisper.transcribe([Window(samples, language="de", reading=Reading())])
+    assert caught.value.param == "language"
+
+
+@pytest.mark.model
+def test_a_text_that_ends_before_its_speech_is_tried_again(whisper: Whisper) -> None:
+    """Silence that is said to be speech: no try finds more in it, and the best of them stands."""
+    samples = np.concatenate([clip("question.wav"), silence(3.0)])
+    tried = 0
+    attempt = whisper._attempt
+
+    def counted(windows, frames, step):  # type: ignore[no-untyped-def]
+        nonlocal tried
+        tried += 1
+        return attempt(windows, frames, step)
+
+    whisper._attempt = counted  # type: ignore[method-assign]
+    try:
+        [usual] = whisper.transcribe([Window(samples, reading=Reading())])
+        assert tried == 1
+        [found] = whisper.transcribe([Window(samples, reading=Reading(), speech=len(samples) / SAMPLE_RATE)])
+        assert tried > 2
+    finally:
+        del whisper._attempt
+    assert normal(found.text) == normal(usual.text)

@@ -263,3 +263,8 @@ def test_hostile_and_odd_files(file):
         assert np.isfinite(samples).all()
         if length is not None:
             assert len(samples) / RATE == pytest.approx(length, abs=0.02)
+
+
+def test_a_big_endian_wav_is_refused_for_it_would_be_noise():
+    with pytest.raises(BadRequest, match="RIFX"):
+        decode_file(io.BytesIO(b"RIFX" + bytes(100)))

@@ -43,9 +43,9 @@ async def test_the_client_times_a_stream() -> None:
     settings = Settings()
     chat = FakeChat("Once upon a time")
     async with running(settings, engines=fake_engines(chat=chat)) as url:
-        reply = await ask(url, settings.llm.model, 1, 4)
+        reply = await ask(url, settings.llm.model, 4)
         with pytest.raises(EngineFailed):
-            await ask(url, "nobody", 1, 4)
+            await ask(url, "nobody", 4)
     assert reply.asked < reply.first < reply.ended
     assert (reply.prompt_tokens, reply.tokens) == (10, 4)
     assert chat.requests[0].limits.max_tokens == 4

@@ -526,3 +526,37 @@ async def test_a_second_signal_exits_at_once(service: tuple[asyncio.subprocess.P
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 128 + signal.SIGTERM
+
+
+LOADING = """
+import asyncio, contextlib, sys
+from antiphon.pipeline import logs
+from antiphon.pipeline.settings import load
+from antiphon.transport import server
+
+@contextlib.asynccontextmanager
+async def never(settings):
+    print("loading", file=sys.stderr, flush=True)
+    await asyncio.sleep(3600)
+    yield
+
+server.load_engines = never
+settings = load(overrides=["server.port=0", f"auth.keys={sys.argv[1]}/keys"], environ={})
+logs.configure(settings.log)
+sys.exit(server.serve(settings))
+"""
+
+
+async def test_a_signal_while_the_models_load_stops_the_server(tmp_path: Path):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOADING, str(tmp_path), stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE):
+        while (line := await process.stderr.readline()) != b"loading\n":
+            assert line, "the server ended before it loaded"
+        process.send_signal(signal.SIGTERM)
+        said = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    assert "SIGTERM while loading" in said
+    assert said.rstrip().endswith("stopped")

@@ -43,9 +43,7 @@ from .chat_schema import (
     UserMessage,
 )
 from .generation import sampling, stops, wants_usage
-
-INPUT = "input"
-"""The one argument of a custom tool."""
+from .tool_choice import INPUT, Check, custom_tool, function_tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +52,6 @@ class Sound:
 
     param: str
     data: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A schema that must be enforceable, whether or not it comes to be used."""
-
-    schema: JsonSchema
-    subject: str
-    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,33 +299,19 @@ def _functions(
 
 
 def _function(function: Function, at: str, checks: list[Check]) -> Tool:
-    parameters = function.parameters or {}
-    if function.strict:
-        subject = f"the parameters of function '{function.name}'"
-        checks.append(Check({"type": "object", **parameters}, subject, f"{at}.parameters"))
-    return Tool(function.name, function.description or "", parameters)
+    tool, more = function_tool(
+        function.name, function.description, function.parameters, strict=bool(function.strict), at=at
+    )
+    checks += more
+    return tool
 
 
 def _custom(custom: Custom, at: str, checks: list[Check]) -> Tool:
-    text: dict[str, Any] = {"type": "string"}
-    about = custom.description or ""
-    if isinstance(custom.format, GrammarFormat):
-        grammar = custom.format.grammar
-        if grammar.syntax == "lark":
-            raise _unsupported(
-                f"{at}.format.grammar.syntax", "Grammars of custom tools are supported as 'regex' only."
-            )
-        text["pattern"] = f"^(?:{grammar.definition})$"
-        subject = f"the input of custom tool '{custom.name}'"
-        checks.append(Check(text, subject, f"{at}.format.grammar.definition"))
-        about = f"{about}\nThe input matches the regular expression {grammar.definition}".strip()
-    parameters = {
-        "type": "object",
-        "properties": {INPUT: text},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
-    return Tool(custom.name, about, parameters)
+    grammar = custom.format.grammar if isinstance(custom.format, GrammarFormat) else None
+    form = None if grammar is None else (grammar.syntax, grammar.definition)
+    tool, more = custom_tool(custom.name, custom.description, form, at=f"{at}.format.grammar")
+    checks += more
+    return tool
 
 
 def _use(body: ChatBody, tools: tuple[Tool, ...], customs: frozenset[str]) -> ToolUse:

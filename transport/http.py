@@ -38,6 +38,7 @@ from ..pipeline.metrics import Metrics
 from ..pipeline.settings import Settings
 from .auth import Client, EphemeralSecrets
 from .models import Models
+from .responses_background import Background
 from .session_object import Offer
 
 log = logging.getLogger("antiphon.server")
@@ -71,7 +72,8 @@ class Services:
     """What endpoints are given.
 
     new_id: "chatcmpl" to "chatcmpl_…"; time: Unix seconds. draining: the server is about to stop.
-    offer: what a Realtime session is given. secrets: the ephemeral ones that are good.
+    offer: what a Realtime session is given. secrets: the ephemeral ones that are good. background: runs the
+    responses that nobody waits for.
     """
 
     settings: Settings
@@ -83,6 +85,7 @@ class Services:
     draining: Callable[[], bool] = lambda: False
     offer: Offer | None = None
     secrets: EphemeralSecrets = field(default_factory=EphemeralSecrets)
+    background: Background = field(default_factory=Background)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from . import (
     embeddings,
     health,
     model_endpoints,
+    responses,
     speech,
     tokens,
     transcriptions,
@@ -26,6 +27,7 @@ def endpoints(services: Services) -> Iterator[Endpoint]:
     yield from tokens.endpoints(services)
     yield from chat.endpoints(services)
     yield from completions.endpoints(services)
+    yield from responses.endpoints(services)
     yield from embeddings.endpoints(services)
     yield from speech.endpoints(services)
     yield from transcriptions.endpoints(services)

@@ -44,6 +44,7 @@ from .http import Endpoint, Services, answer
 from .keys import WatchedKeys
 from .models import Models
 from .offer import offer_of
+from .responses_background import Background
 from .surface import Surface
 from .websocket import Realtime
 
@@ -93,6 +94,8 @@ class Application:
             return Session(engines, settings, config=config, new_id=new_id, record=note)
 
         offer, ephemeral = offer_of(settings, engines), EphemeralSecrets()
+        # Half of the engine's slots are for those who wait.
+        self._background = Background(settings.responses.max_background, max(1, settings.llm.slots // 2))
         services = Services(
             settings=settings,
             engines=engines,
@@ -103,6 +106,7 @@ class Application:
             draining=lambda: self._surface.draining,
             offer=offer,
             secrets=ephemeral,
+            background=self._background,
         )
         listed = list(routes.endpoints(services))
         upgrade = Endpoint("GET", REALTIME, _upgrade, "A websocket", public=True)
@@ -127,6 +131,7 @@ class Application:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._realtime.drain(seconds))
             group.create_task(self._surface.drain(seconds))
+            group.create_task(self._background.drain(seconds))
 
 
 async def _upgrade(request: Request) -> Response:
@@ -173,23 +178,33 @@ def _loopback(host: str) -> bool:
 
 
 async def _serve(settings: Settings, keys: WatchedKeys) -> None:
-    async with _listening(settings, load_engines(settings), None, keys) as url:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
 
-        def on_signal(number: signal.Signals) -> None:
-            if stop.is_set():
-                log.warning("%s again: exiting at once", number.name)
-                os._exit(128 + number)
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("%s again: exiting at once", number.name)
+            os._exit(128 + number)
+        stop.set()
+        if starting is not None:
+            log.info("%s while loading: stopping as soon as the model that loads is there", number.name)
+            starting.cancel()
+        else:
             log.info(
                 "%s: finishing running replies, at most %g s", number.name, settings.server.drain_seconds
             )
-            stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number)
-        log.info("listening on %s/v1/realtime", url)
-        await stop.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        async with _listening(settings, load_engines(settings), None, keys) as url:
+            starting = None
+            log.info("listening on %s/v1/realtime", url)
+            await stop.wait()
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
     log.info("stopped")
 
 
