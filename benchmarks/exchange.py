@@ -141,7 +141,7 @@ async def exchange(
             false_ends=sum(turn.committed < ended - BREATH for turn in client.turns.values()),
             underruns=reply.sound.underruns if reply else 0,
             lateness_ms=client.lateness * 1000,
-            problem=None if reply else _why(client, ended),
+            problem=None if reply else why(client, ended),
         )
 
 
@@ -166,7 +166,7 @@ def found_end(client: RealtimeClient, clip: Clip) -> float | None:
     return ends[-1] / 1000 - clip.offset if ends else None
 
 
-def _why(client: RealtimeClient, ended: float) -> str:
+def why(client: RealtimeClient, ended: float) -> str:
     """Why no reply was heard, as far as the client can tell."""
     if client.errors:
         return f"the service answered with an error: {client.errors[-1]}"

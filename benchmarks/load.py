@@ -39,14 +39,14 @@ from ..transport.server import running
 from . import report
 from .client import SAMPLE_RATE, ClientError, RealtimeClient
 from .crowd import Visit, crowd
-from .exchange import BREATH, LEAD_IN, earlier, found_end
+from .exchange import BREATH, LEAD_IN, earlier, found_end, why
 from .latency import find
 from .simulated import Times, simulated
 
 ARRIVAL = 2.0
 """Seconds between two clients of a level: a service learns of the last before the next one knocks."""
 
-LIMIT = 30.0
+LIMIT = 12.0
 """Seconds after an utterance within which its reply must be heard."""
 
 LONGEST_REPLY = 60.0
@@ -194,7 +194,7 @@ async def _say(client: RealtimeClient, clip: Clip, call: Caller) -> None:
     reply = await client.reply_after(played.moment(level) - BREATH, timeout=LIMIT)
     if reply is None or reply.sound.heard is None:
         call.lost += 1
-        call.problems.append(client.errors[-1] if client.errors else "no reply was heard")
+        call.problems.append(why(client, played.moment(level)))
         return
     found = found_end(client, played) if clip.end is None else None
     last = level if found is None else earlier(level, found)
