@@ -55,8 +55,9 @@ LONGEST_REPLY = 60.0
 REPLY_TOKENS = 40
 """Of a reply at most, so that there are several turns a minute."""
 
-CLIPS = 24
-"""Recordings that are played, of those that there are."""
+CLIPS = 16
+"""Recordings that are played, the shortest of four times as many: a long one is read with pauses in which the
+service answers, and that is `bench turns`' matter."""
 
 SIZE_INTERVAL = 1.0
 """Seconds between two looks at the memory used."""
@@ -150,8 +151,9 @@ async def bench(
 
 def _clips(audio: Path) -> list[Clip]:
     """Blocking."""
-    found = find(audio, CLIPS)
-    return [Clip(decode_file(utterance.path, SAMPLE_RATE), utterance.end) for utterance in found]
+    found = find(audio, 4 * CLIPS)
+    clips = [Clip(decode_file(utterance.path, SAMPLE_RATE), utterance.end) for utterance in found]
+    return sorted(clips, key=lambda clip: len(clip.samples))[:CLIPS]
 
 
 async def _call(url: str, number: int, clips: Sequence[Clip], seconds: float, think: float) -> Caller:
