@@ -27,7 +27,7 @@ FRAME = 0.1
 SPEECH, TAIL = 1.2, 1.5
 """Seconds of tone in a turn, and of open microphone after it."""
 
-ARRIVALS = 100.0
+ARRIVALS = 50.0
 """Clients a second that connect."""
 
 LIMIT = 20.0

@@ -58,7 +58,7 @@ class Times:
     batch: int = 4
     first: float = 0.04
     token: float = 0.005
-    tts: float = 0.02
+    tts: float = 0.008
 
 
 # --- canaries -------------------------------------------------------------------------------------------
