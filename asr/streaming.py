@@ -29,6 +29,21 @@ PAUSE = 0.5
 """Seconds of audio that stay after a dropped segment's end at least."""
 
 
+STRETCH = 4.0
+"""Partials come at most so much less often."""
+UNNOTICED = 0.02
+"""Seconds of waiting that are no load yet."""
+
+
+def stretch(waited: float, interval: float) -> float:
+    """By how much partials are to come less often, 1 to STRETCH, so that finals find the recogniser free.
+
+    waited: seconds that work waits for the recogniser, on average. One speaker alone waits for nothing and keeps
+    the cadence; where the wait is half an interval long, it is halved.
+    """
+    return min(STRETCH, 1.0 + 2 * max(0.0, waited - UNNOTICED) / interval)
+
+
 class Utterance:
     """One turn's audio and text. Feed `push`; when `due`, decode `window` and give the result to `accept`.
 
@@ -62,9 +77,9 @@ class Utterance:
         """Length of the turn so far, dropped audio included."""
         return self._end / SAMPLE_RATE
 
-    def due(self) -> bool:
-        """Whether enough audio came since the last window for another partial."""
-        return self._end - self._asked >= round(self.partial_interval * SAMPLE_RATE)
+    def due(self, stretch: float = 1.0) -> bool:
+        """Whether enough audio came since the last window for another partial: `stretch` intervals of it."""
+        return self._end - self._asked >= round(self.partial_interval * stretch * SAMPLE_RATE)
 
     def window(self, *, final: bool) -> Window:
         """What to decode now: all audio that is not dropped, at most LONGEST seconds of it.

@@ -124,7 +124,7 @@ async def exchange(
                 what="transcript",
             )
         summaries = await traces(url, client.session_id, key)
-        found = _found_end(client, clip)
+        found = found_end(client, clip)
         if end is None and found is not None:
             last = earlier(last, found)
             ended = clip.moment(last)
@@ -141,7 +141,7 @@ async def exchange(
             false_ends=sum(turn.committed < ended - BREATH for turn in client.turns.values()),
             underruns=reply.sound.underruns if reply else 0,
             lateness_ms=client.lateness * 1000,
-            problem=None if reply else _why(client, ended),
+            problem=None if reply else why(client, ended),
         )
 
 
@@ -160,13 +160,13 @@ def total(speculations: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: round(sum(s.get(name, 0) for s in speculations), 1) for name in names}
 
 
-def _found_end(client: RealtimeClient, clip: Clip) -> float | None:
+def found_end(client: RealtimeClient, clip: Clip) -> float | None:
     """Where in the recording the service found the end of the last turn, in seconds."""
     ends = [e["audio_end_ms"] for _, e in client.events if e["type"] == "input_audio_buffer.speech_stopped"]
     return ends[-1] / 1000 - clip.offset if ends else None
 
 
-def _why(client: RealtimeClient, ended: float) -> str:
+def why(client: RealtimeClient, ended: float) -> str:
     """Why no reply was heard, as far as the client can tell."""
     if client.errors:
         return f"the service answered with an error: {client.errors[-1]}"

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ..pipeline.admission import Service
 from ..pipeline.errors import AntiphonError, BadRequest, EngineFailed, Overloaded
 from . import thinking, tools
 from .base import ChatRequest, Delta, Limits, Sampling, TextRequest, ToolUse
@@ -228,6 +229,7 @@ class LlamaCpp:
         self._slots = Slots(slots)
         self._waiting: list[tuple[str, asyncio.Future[int]]] = []
         self._calls: dict[_Call, asyncio.Future[None]] = {}
+        self._report: Callable[[Service], None] = lambda service: None
         self._closing = asyncio.Lock()
         engine = _start(model, context, slots, threads or cores(), batch)
         self._engine: Engine | None = engine
@@ -309,6 +311,15 @@ class LlamaCpp:
         counters = await self.counters()
         return int(counters.get("requests_processing", 0) + counters.get("requests_deferred", 0))
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._waiting)
+
+    def watch(self, report: Callable[[Service], None]) -> None:
+        """Tell `report` of every request that had a slot, from now on. Prefills are not urgent."""
+        self._report = report
+
     async def aclose(self) -> None:
         """Cancel what runs, refuse what waits, stop the engine and its threads. Idempotent."""
         async with self._closing:
@@ -372,8 +383,10 @@ class LlamaCpp:
 
     @asynccontextmanager
     async def _run(self, job: _Job, owner: str) -> AsyncGenerator[_Call]:
-        slot = await self._seat(owner)
         loop = asyncio.get_running_loop()
+        asked = loop.time()
+        slot = await self._seat(owner)
+        began = loop.time()
         call = _Call(loop, job)
         self._calls[call] = loop.run_in_executor(
             self._threads, call.run, self._running(), job.body(slot, self.context)
@@ -381,7 +394,11 @@ class LlamaCpp:
         try:
             yield call
         finally:
-            await _to_the_end(self._free(call, slot))
+            try:
+                await _to_the_end(self._free(call, slot))
+            finally:
+                urgent = job.limits.max_tokens != 0
+                self._report(Service("llm", began - asked, loop.time() - began, 1, urgent))
 
     async def _seat(self, owner: str) -> int:
         """A slot for this owner, in order of asking among those who could sit."""

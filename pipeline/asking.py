@@ -27,7 +27,8 @@ def response_for(asked: CreateResponse, config: SessionConfig, new_id: Callable[
 def prompt_for(asked: CreateResponse, config: SessionConfig, conversation: Conversation) -> list[Message]:
     instructions = config.instructions if asked.instructions is None else asked.instructions
     if asked.input is not None:
-        return [Message("system", instructions), *messages(asked.input)]
+        head = [Message("system", instructions)] if instructions else []
+        return [*head, *messages(asked.input)]
     return conversation.messages(instructions)
 
 

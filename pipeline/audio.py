@@ -206,8 +206,11 @@ class Resampler:
         output = np.empty(count, np.float32)
         for first in range(0, count, _BLOCK):  # bounds the gathered windows, 2 ms of input for each output
             last = min(first + _BLOCK, count)
-            start, phase = np.divmod(np.arange(first, last) * self._down + self._phase, self._up)
-            np.einsum("nk,nk->n", windows[start + self._next], taps[phase], out=output[first:last])
+            # Every `up`-th output has the same taps, and its windows are `down` apart.
+            for at in range(first, min(first + self._up, last)):
+                start, phase = divmod(at * self._down + self._phase, self._up)
+                rows = windows[start + self._next :: self._down][: -(-(last - at) // self._up)]
+                np.einsum("nk,k->n", rows, taps[phase], out=output[at : last : self._up])
         advance, self._phase = divmod(count * self._down + self._phase, self._up)
         self._next += advance
         drop = min(self._next, len(self._pending))

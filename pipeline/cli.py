@@ -45,7 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-BENCHES = {"latency": "latency", "asr": "accuracy", "turns": "turns", "cancel": "cancel", "http": "http"}
+BENCHES = {
+    "latency": "latency",
+    "asr": "accuracy",
+    "turns": "turns",
+    "cancel": "cancel",
+    "http": "http",
+    "load": "load",
+}
 """From what is measured to the module that measures it."""
 
 
@@ -272,6 +279,26 @@ def _parser() -> argparse.ArgumentParser:
     over_http.add_argument("--repeats", type=int, default=20, help="pairs of runs (default %(default)s)")
     over_http.add_argument("--tokens", type=int, default=32, help="of each reply (default %(default)s)")
     over_http.add_argument("--json", action="store_true", help="print only the JSON object")
+
+    load = _command(
+        benches,
+        "load",
+        "many conversations at once: who is let in, how long they wait, what is wasted",
+        """
+        antiphon bench load --sessions 1,2,4,8
+        antiphon bench load --fake --sessions 100,1000 --json
+        antiphon bench load --fake --sessions 400 --policy fifo
+        """,
+    )
+    load.add_argument("--sessions", metavar="N,N", help="levels (default 1,2,4,8; with --fake 100,1000)")
+    load.add_argument("--seconds", type=float, default=60.0, help="of each level (default %(default)s)")
+    load.add_argument("--think", type=float, help="seconds between turns (default 3; with --fake 20)")
+    load.add_argument("--audio", type=Path, default=_recordings(), help=_AUDIO_HELP)
+    load.add_argument("--fake", action="store_true", help="models of known service times, not real ones")
+    load.add_argument(
+        "--policy", choices=("deadlines", "fifo"), default="deadlines", help="compare with a plain queue too"
+    )
+    load.add_argument("--json", action="store_true", help="print only the JSON object")
 
     config = _command(
         commands,

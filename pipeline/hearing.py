@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..asr.base import SAMPLE_RATE, Transcription, Window
-from ..asr.streaming import Utterance
+from ..asr.streaming import Utterance, stretch
 from ..asr.vad import FRAME, FRAME_SECONDS, VadState
 from .audio import Framer
 from .engines import Engines, VadInput
@@ -143,7 +143,8 @@ class OpenTurn:
 class Scribe:
     """Decodes a session's turns.
 
-    interval: seconds after which a waiting partial is worth nothing. spawn: starts a task that the session ends.
+    interval: seconds after which a waiting partial is worth nothing, when the recogniser is free.
+    spawn: starts a task that the session ends.
     """
 
     def __init__(self, engines: Engines, owner: str, interval: float, spawn: Spawn) -> None:
@@ -157,6 +158,11 @@ class Scribe:
     def busy(self) -> bool:
         """A partial is in flight."""
         return self._running is not None
+
+    @property
+    def stretch(self) -> float:
+        """How much less often partials shall come than when the recogniser is free, 1 or more."""
+        return stretch(self._engines.english.waited, self._interval)
 
     def partial(self, turn: OpenTurn, heard: Callable[[OpenTurn], None]) -> None:
         """Start to decode the open window as it is now, and call `heard` when its words are in the turn.
@@ -172,7 +178,7 @@ class Scribe:
         self._running = None
 
     async def _partial(self, turn: OpenTurn, window: Window, heard: Callable[[OpenTurn], None]) -> None:
-        deadline = asyncio.get_running_loop().time() + self._interval
+        deadline = asyncio.get_running_loop().time() + self._interval * self.stretch
         try:
             turn.utterance.accept(window, await self._decode(window, deadline))
             heard(turn)

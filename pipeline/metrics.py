@@ -130,9 +130,40 @@ class Metrics:
             "antiphon_queue_depth", "Work waiting for a model", ["model"], registry=self.registry
         )
 
-    def watch_queue(self, model: str, depth: Callable[[], int]) -> None:
-        """Report `depth()` as this model's queue each time `/metrics` is read."""
+        self._busy = Gauge(
+            "antiphon_model_busy_ratio",
+            "Share of the last 30 s in which a model computed",
+            ["model"],
+            registry=self.registry,
+        )
+        self._predicted = Gauge(
+            "antiphon_predicted_voice_to_voice_seconds",
+            "95th percentile of voice-to-voice that is expected with the sessions that are open",
+            registry=self.registry,
+        )
+        self._actual = Gauge(
+            "antiphon_actual_voice_to_voice_seconds",
+            "95th percentile of voice-to-voice over the latest 100 turns",
+            registry=self.registry,
+        )
+        self._lag = Gauge(
+            "antiphon_event_loop_lag_seconds",
+            "Longest delay of a timer in the last 10 s",
+            registry=self.registry,
+        )
+
+    def watch_model(self, model: str, depth: Callable[[], int], busy: Callable[[], float]) -> None:
+        """Report `depth()` as this model's queue, and `busy()`, each time `/metrics` is read."""
         self._queue.labels(model).set_function(lambda: float(depth()))
+        self._busy.labels(model).set_function(busy)
+
+    def watch_load(
+        self, *, predicted: Callable[[], float], actual: Callable[[], float], lag: Callable[[], float]
+    ) -> None:
+        """Report these, all in seconds, each time `/metrics` is read. A NaN says that there is no figure yet."""
+        self._predicted.set_function(predicted)
+        self._actual.set_function(actual)
+        self._lag.set_function(lag)
 
     def record(self, trace: TurnTrace) -> None:
         """Count a turn, keep its trace and write its line."""

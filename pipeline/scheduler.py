@@ -29,6 +29,8 @@ class Work(Generic[Payload]):
     deadline: float
     bucket: int = 0
     droppable: bool = False
+    added: float = 0.0
+    """When it was added, on the same clock, for those who measure waiting."""
 
 
 class Scheduler(Generic[Payload]):
@@ -39,6 +41,7 @@ class Scheduler(Generic[Payload]):
         self.capacity = capacity
         self._queue: list[tuple[float, int, Work[Payload]]] = []
         self._order = itertools.count()
+        self._queued: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -47,11 +50,21 @@ class Scheduler(Generic[Payload]):
         """Queue work. Raises Overloaded when `capacity` is reached."""
         if len(self._queue) >= self.capacity:
             raise Overloaded(f"{self.capacity} requests wait for this model already; try again later")
-        heapq.heappush(self._queue, (work.deadline, next(self._order), work))
+        heapq.heappush(self._queue, (self.rank(work), next(self._order), work))
+        self._queued.add(id(work))
+
+    def rank(self, work: Work[Payload]) -> float:
+        """The lowest goes first; of equal ones the first that came."""
+        return work.deadline
+
+    def stale(self, work: Work[Payload], now: float) -> bool:
+        """Whether work is worth nothing any more."""
+        return work.droppable and work.deadline < now
 
     def remove(self, work: Work[Payload]) -> None:
         """Take one piece of work out; nothing happens when it is not queued."""
-        self._keep([entry for entry in self._queue if entry[2] is not work])
+        if id(work) in self._queued:
+            self._keep([entry for entry in self._queue if entry[2] is not work])
 
     def cancel(self, owner: str) -> list[Work[Payload]]:
         """Take all of an owner's work out of the queue and return it."""
@@ -61,9 +74,9 @@ class Scheduler(Generic[Payload]):
 
     def next_batch(self, now: float) -> tuple[list[Work[Payload]], list[Work[Payload]]]:
         """(what to run now, what was dropped as stale). Both empty when nothing waits."""
-        stale = [work for deadline, _, work in self._queue if work.droppable and deadline < now]
+        stale = [work for _, _, work in self._queue if self.stale(work, now)]
         if stale:
-            self._keep([e for e in self._queue if not (e[2].droppable and e[0] < now)])
+            self._keep([entry for entry in self._queue if not self.stale(entry[2], now)])
         if not self._queue:
             return [], stale
         bucket = self._queue[0][2].bucket
@@ -76,3 +89,4 @@ class Scheduler(Generic[Payload]):
     def _keep(self, entries: list[tuple[float, int, Work[Payload]]]) -> None:
         heapq.heapify(entries)
         self._queue = entries
+        self._queued = {id(work) for _, _, work in entries}

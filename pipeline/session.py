@@ -419,7 +419,7 @@ class Session:
 
     def _partial_when_due(self, turn: OpenTurn) -> None:
         speaking = self.config.turn is None or self._machine.floor is Floor.SPEAKING
-        if speaking and not self._scribe.busy and turn.utterance.due():
+        if speaking and not self._scribe.busy and turn.utterance.due(self._scribe.stretch):
             self._scribe.partial(turn, self._partly_heard)
 
     def _bound(self, turn: OpenTurn) -> None:

@@ -257,6 +257,16 @@ class OutputSettings(_Section):
     )
 
 
+class SloSettings(_Section):
+    voice_to_voice_ms: float = Field(
+        default=6000.0,
+        ge=100,
+        le=600_000,
+        description="Milliseconds from a user's last word to the reply, 95th percentile; a session that would "
+        "break it is refused.",
+    )
+
+
 class WeightsSettings(_Section):
     cache: str = Field(
         default="", description="Folder of the model files; empty is antiphon in $XDG_CACHE_HOME or ~/.cache."
@@ -296,6 +306,7 @@ class Settings(_Section):
     responses: ResponsesSettings = ResponsesSettings()
     turn: TurnSettings = TurnSettings()
     output: OutputSettings = OutputSettings()
+    slo: SloSettings = SloSettings()
     weights: WeightsSettings = WeightsSettings()
     log: LogSettings = LogSettings()
 

@@ -18,6 +18,7 @@ LAYERS = {
     **dict.fromkeys(
         (
             *("pipeline.turn", "pipeline.scheduler", "pipeline.conversation", "pipeline.playback"),
+            "pipeline.admission",
             *("pipeline.catalog", "asr.vad", "asr.streaming", "tts.text", "tts.spoken", "tts.numbers"),
             *("transport.realtime", "transport.schema", "transport.objects", "transport.session_object"),
             *("transport.limits", "transport.cors", "transport.session_tools"),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 
 import pytest
 
@@ -43,7 +44,8 @@ def test_counters_add_up():
     metrics = Metrics()
     metrics.record(SAID)
     metrics.record(trace(first_audio_sent=120.0, launched=1, used=1))
-    metrics.watch_queue("asr", lambda: 7)
+    metrics.watch_model("asr", lambda: 7, lambda: 0.25)
+    metrics.watch_load(predicted=lambda: 0.5, actual=lambda: math.nan, lag=lambda: 0.001)
     lines = metrics.exposition().decode().splitlines()
     for line in (
         "antiphon_turns_total 2.0",
@@ -54,6 +56,10 @@ def test_counters_add_up():
         'antiphon_stage_seconds_count{stage="first_audio_sent"} 2.0',
         'antiphon_stage_seconds_bucket{le="0.15",stage="first_audio_sent"} 1.0',
         'antiphon_queue_depth{model="asr"} 7.0',
+        'antiphon_model_busy_ratio{model="asr"} 0.25',
+        "antiphon_predicted_voice_to_voice_seconds 0.5",
+        "antiphon_actual_voice_to_voice_seconds NaN",
+        "antiphon_event_loop_lag_seconds 0.001",
     ):
         assert line in lines
     assert not any('stage="first_token"' in line for line in lines)

@@ -787,3 +787,16 @@ async def test_a_commit_in_the_pause_after_a_failed_decode_is_transcribed_once()
         seen = await talk.until(ResponseDone)
     assert len(of(seen, TranscriptionDone)) == 1
     assert not of(seen, TranscriptionFailed)
+
+
+async def test_an_idle_session_has_no_timers(monkeypatch: pytest.MonkeyPatch):
+    async with talking() as talk:
+        await talk.hear(silence(0.3))
+        await asyncio.sleep(0.1)
+        loop = asyncio.get_running_loop()
+        timers = []
+        call_at = loop.call_at
+        monkeypatch.setattr(loop, "call_at", lambda *args, **kw: timers.append(args) or call_at(*args, **kw))
+        await asyncio.sleep(0.3)
+        assert len(timers) == 1  # this test's own
+        monkeypatch.undo()

@@ -9,7 +9,7 @@ import pytest
 from antiphon.asr.base import SAMPLE_RATE, Recognizer, Segment, Transcription, Window
 from antiphon.asr.ctranslate2 import Whisper
 from antiphon.asr.formats import decode_file
-from antiphon.asr.streaming import LONGEST, SLACK, Utterance
+from antiphon.asr.streaming import LONGEST, SLACK, STRETCH, UNNOTICED, Utterance, stretch
 from antiphon.pipeline.settings import load as load_settings
 from antiphon.pipeline.weights import WeightStore
 
@@ -257,3 +257,14 @@ def test_a_withheld_partial_neither_serves_as_the_final_nor_takes_words_back():
     turn.accept(turn.window(final=False), Transcription("", withheld=True))
     assert turn.text == "yes please"
     assert not turn.reaches(turn.seconds)
+
+
+def test_partials_come_less_often_under_load():
+    waits = (0.0, UNNOTICED, UNNOTICED + 0.3, 9.0)
+    assert [stretch(waited, 0.6) for waited in waits] == pytest.approx([1.0, 1.0, 2.0, STRETCH])
+    utterance = Utterance(partial_interval=0.5)
+    utterance.push(np.zeros(SAMPLE_RATE // 2, np.float32))
+    assert utterance.due()
+    assert not utterance.due(2.0)
+    utterance.push(np.zeros(SAMPLE_RATE // 2, np.float32))
+    assert utterance.due(2.0)

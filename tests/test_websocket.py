@@ -37,7 +37,9 @@ PATIENCE = 30.0
 
 
 def settings(*overrides: str) -> Settings:
-    return load(overrides=["turn.endpointing=silence", "turn.silence=0.3", *overrides], environ={})
+    """Everybody who has room is let in: what a server of fakes could serve in time is not known to it."""
+    common = ["turn.endpointing=silence", "turn.silence=0.3", "slo.voice_to_voice_ms=600000"]
+    return load(overrides=[*common, *overrides], environ={})
 
 
 class Client:
@@ -366,6 +368,30 @@ async def test_a_transcription_session_writes_down_and_never_answers(detection: 
         assert (error["event_id"], error["param"]) == ("mine", "type")
     assert not [kind for kind in kinds(me.events) if kind.startswith("response.")]
     assert chat.requests == []
+
+
+async def test_a_session_that_would_make_all_answers_late_is_refused_with_a_hint():
+    async with running(settings("slo.voice_to_voice_ms=100"), engines=fake_engines()) as url:
+        async with client(url) as first:
+            assert (await first.next())["type"] == "session.created"  # the first always may
+            async with client(url) as second:
+                error = (await second.next())["error"]
+                assert (error["type"], error["code"]) == ("server_error", "overloaded")
+                assert "slo.voice_to_voice_ms" in error["message"]
+                assert await second.closed() == 1013
+                assert second.socket.close_reason.startswith("Retry-After: ")
+            assert (await first.write())[-1]["response"]["status"] == "completed"
+            assert (await get(url, "/health")).status_code == 200
+            metrics = (await get(url, "/metrics")).text
+        await until_sessions(url, 0)
+    assert 'antiphon_sessions_refused_total{code="overloaded"} 1.0' in metrics
+    for name in (
+        "predicted_voice_to_voice_seconds",
+        "actual_voice_to_voice_seconds",
+        "event_loop_lag_seconds",
+    ):
+        assert f"\nantiphon_{name} " in metrics
+    assert 'antiphon_queue_depth{model="asr"} 0.0' in metrics
 
 
 async def test_a_session_ends_when_its_time_is_over():

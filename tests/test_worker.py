@@ -117,3 +117,34 @@ async def test_a_model_that_gives_too_few_results_fails_its_callers():
     with pytest.raises(RuntimeError, match="short: 0 results for 1 payloads"):
         await worker.submit("a", owner="a", deadline=1.0)
     await worker.aclose()
+
+
+async def test_it_tells_what_work_took_and_how_long_it_waited():
+    model, told = Model(), []
+    worker = Worker("test", model.run)
+    worker.watch(told.append)
+    assert worker.waited == 0
+    first = asyncio.create_task(worker.submit("first", owner="a", deadline=9.0))
+    await begun(model)
+    second = asyncio.create_task(worker.submit("second", owner="a", deadline=9.0, droppable=True))
+    stale = asyncio.create_task(worker.submit("stale", owner="b", deadline=0.0, droppable=True))
+    await asyncio.sleep(0.02)
+    assert worker.waiting == 2
+    loop = asyncio.get_running_loop()
+    model.go.set()
+    with pytest.raises(Dropped):
+        await stale
+    await first
+    if loop.time() < 9.0:  # on a machine that has just started
+        await second
+    else:
+        with pytest.raises(Dropped):
+            await second
+    done = [service for service in told if service.size]
+    dropped = [service for service in told if not service.size]
+    assert (done[0].model, done[0].urgent) == ("test", True)
+    assert done[0].took > done[0].waited
+    assert dropped
+    assert all(service.waited > 0 and not service.urgent for service in dropped)
+    assert worker.waited > 0
+    await worker.aclose()

@@ -58,7 +58,9 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
             return worker, model
 
         vad = await _load(settings.vad.model, lambda: _detector(settings, store))
-        detector: Worker[VadInput, VadOutput] = Worker("vad", vad, max_batch=VAD_BATCH)
+        detector: Worker[VadInput, VadOutput] = Worker(
+            "vad", vad, max_batch=VAD_BATCH, capacity=max(256, 2 * settings.server.max_sessions)
+        )
         stack.push_async_callback(detector.aclose)
         english, model = await recognizer(settings.asr.model)
         chat: ChatModel = await _load(
@@ -70,7 +72,9 @@ async def load_engines(settings: Settings) -> AsyncGenerator[Engines, None]:
         async def other() -> Worker[Window, Transcription]:
             if settings.asr.multilingual_model == settings.asr.model:
                 return english
-            return (await recognizer(settings.asr.multilingual_model))[0]
+            worker, _ = await recognizer(settings.asr.multilingual_model)
+            worker.watch(english.tell)  # one figure for both: they share the processors
+            return worker
 
         loading: list[asyncio.Task[Worker[Window, Transcription]]] = []
 

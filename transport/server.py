@@ -34,6 +34,7 @@ from ..pipeline.engines import Engines
 from ..pipeline.errors import BadRequest, SettingsError, SetupError
 from ..pipeline.events import SessionConfig
 from ..pipeline.metrics import Metrics, TurnTrace
+from ..pipeline.monitor import Monitor
 from ..pipeline.session import Session
 from ..pipeline.settings import ServerSettings, Settings
 from . import openapi, routes
@@ -81,11 +82,11 @@ class Application:
         keys: WatchedKeys | None = None,
     ) -> None:
         metrics = Metrics(texts=settings.log.transcripts)
-        metrics.watch_queue("asr", lambda: len(engines.english))
-        metrics.watch_queue("vad", lambda: len(engines.vad))
+        self.monitor = Monitor(settings, engines, metrics)
 
         def note(trace: TurnTrace) -> None:
             metrics.record(trace)
+            self.monitor.answered(trace)
             if record is not None:
                 record(trace)
 
@@ -109,7 +110,9 @@ class Application:
         )
         listed = list(routes.endpoints(services))
         upgrade = Endpoint("GET", REALTIME, _upgrade, "A websocket", public=True)
-        self._realtime = Realtime(settings, offer, open_session, metrics, new_id=new_id, time=time.time)
+        self._realtime = Realtime(
+            settings, offer, open_session, metrics, self.monitor, new_id=new_id, time=time.time
+        )
         self._surface = Surface(
             [*listed, openapi.endpoint(listed), upgrade],
             Gate(settings.auth, keys, ephemeral, time=time.monotonic, unix=time.time),
@@ -255,6 +258,7 @@ async def _listening(
                 )
             )
             serving = asyncio.create_task(server.serve([listener]), name="server")
+            sampling = asyncio.create_task(app.monitor.run(), name="monitor")
             try:
                 await server.listening.wait()
                 host, port = listener.getsockname()[:2]
@@ -263,6 +267,8 @@ async def _listening(
                 await app.drain(settings.server.drain_seconds)
                 server.should_exit = True
                 await serving
+                sampling.cancel()
+                await asyncio.wait([sampling])
 
 
 def _bound(settings: ServerSettings) -> socket.socket:

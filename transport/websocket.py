@@ -10,6 +10,7 @@ the session's outbox, where a barge-in can flush it.
     why it ends                          close   error event before it
     the client leaves                    -
     no session is free                   1013    session_limit_reached
+    answers would come too late          1013    overloaded
     the server is shutting down          1012    server_draining
     the same, after the running reply    1001
     session.max_seconds are over         1001    session_expired
@@ -30,11 +31,13 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ..pipeline.admission import Refused
 from ..pipeline.audio import RECOGNISER_RATE
 from ..pipeline.errors import AntiphonError, EngineFailed, Overloaded, RateLimited
 from ..pipeline.events import AppendAudio, Command, Failed, Output, OutputAudio, ResponseDone, SessionConfig
 from ..pipeline.logs import where
 from ..pipeline.metrics import Metrics
+from ..pipeline.monitor import Monitor
 from ..pipeline.outbox import NotReading
 from ..pipeline.settings import Settings
 from .auth import Client
@@ -56,6 +59,10 @@ log = logging.getLogger("antiphon.server")
 
 class SessionLimit(Overloaded):
     code = "session_limit_reached"
+
+
+class TooBusy(Overloaded):
+    """One session more, and all of them would wait longer than `slo.voice_to_voice_ms`."""
 
 
 class Draining(Overloaded):
@@ -87,6 +94,7 @@ class Realtime:
         offer: Offer,
         open_session: Callable[[SessionConfig], Conversation],
         metrics: Metrics,
+        monitor: Monitor,
         *,
         new_id: Callable[[str], str],
         time: Callable[[], float],
@@ -96,6 +104,7 @@ class Realtime:
         self._offer = offer
         self._open_session = open_session
         self._metrics = metrics
+        self._monitor = monitor
         self._new_id = new_id
         self._time = time
         self._connections: set[_Connection] = set()
@@ -123,7 +132,8 @@ class Realtime:
         if refusal is not None:
             error, code = refusal
             self._metrics.refused.labels(error.code).inc()
-            await farewell(websocket, code, error_event(error, self._new_id))
+            hint = f"Retry-After: {error.retry_after}" if isinstance(error, Overloaded) else None
+            await farewell(websocket, code, error_event(error, self._new_id), hint)
             return
         asked = websocket.query_params
         kind = "transcription" if asked.get("intent") == "transcription" else "realtime"
@@ -141,12 +151,14 @@ class Realtime:
             websocket, session, codec, self._metrics, self._settings, self._new_id, client
         )
         self._connections.add(connection)
+        self._monitor.sessions(len(self._connections))
         log.info("session %s opened", session.id)
         try:
             with self._metrics.sessions.track_inprogress():
                 await connection.run()
         finally:
             self._connections.discard(connection)
+            self._monitor.sessions(len(self._connections))
             connection.ended.set()
             log.info("session %s closed", session.id)
 
@@ -165,6 +177,13 @@ class Realtime:
         if len(self._connections) >= limit:
             return SessionLimit(
                 f"All {limit} sessions are taken (server.max_sessions); try again later."
+            ), 1013
+        decision = self._monitor.decide()
+        if isinstance(decision, Refused):
+            return TooBusy(
+                f"With one session more, replies would come after {decision.predicted:.1f} s "
+                f"(slo.voice_to_voice_ms); try again in {decision.retry_after} s.",
+                retry_after=decision.retry_after,
             ), 1013
         return None
 
@@ -292,12 +311,17 @@ def _first(group: BaseExceptionGroup[RateLimited]) -> RateLimited:
     return error if isinstance(error, RateLimited) else _first(error)
 
 
-async def farewell(websocket: WebSocket, code: int, last: Json | None = None) -> None:
-    """A last event and the close frame, as far as the socket still takes them."""
+async def farewell(
+    websocket: WebSocket, code: int, last: Json | None = None, reason: str | None = None
+) -> None:
+    """A last event and the close frame, as far as the socket still takes them.
+
+    reason: goes into the close frame, at most 123 bytes.
+    """
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             if last is not None:
                 await websocket.send_text(json.dumps(last))
-            await websocket.close(code)
+            await websocket.close(code, reason)
     except (TimeoutError, WebSocketDisconnect, RuntimeError):
         pass

@@ -19,13 +19,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from ..pipeline.admission import Service
 from ..pipeline.audio import trim_leading_silence
 from ..pipeline.errors import BadRequest, EngineFailed, SettingsError, WeightsError
 from ..pipeline.events import Samples
@@ -112,6 +113,15 @@ class Hibari:
             if len(samples):
                 deadline += len(samples) / SAMPLE_RATE
                 yield samples
+
+    @property
+    def waiting(self) -> int:
+        """Sentences that wait for the thread."""
+        return len(self._worker)
+
+    def watch(self, report: Callable[[Service], None]) -> None:
+        """Tell `report` of every sentence from now on."""
+        self._worker.watch(report)
 
     async def aclose(self) -> None:
         """Stop the thread; what waits is cancelled. Idempotent."""
