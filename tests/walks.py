@@ -178,6 +178,8 @@ class Oracle:
     def __init__(self) -> None:
         self.responses: dict[str, str] = {}
         """Response id to its state: created, open, closed, done."""
+        self.outside: set[str] = set()
+        """Responses that are not in the conversation: beside them there may be another."""
         self.sent: dict[str, float] = {}
         self.turns: set[str] = set()
         self.committed: set[str] = set()
@@ -201,7 +203,11 @@ class Oracle:
                 self.transcribed.add(item_id)
             case ResponseStarted(response):
                 assert response.id not in self.responses
-                assert all(state == "done" for state in self.responses.values()), "two active responses"
+                if response.in_conversation:
+                    inside = [state for id, state in self.responses.items() if id not in self.outside]
+                    assert all(state == "done" for state in inside), "two active responses"
+                else:
+                    self.outside.add(response.id)
                 self.responses[response.id] = "created"
             case OutputStarted(response_id):
                 assert self.responses[response_id] == "created"
