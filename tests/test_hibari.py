@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.pipeline.errors import BadRequest, EngineFailed, SettingsError, WeightsError
 from antiphon.pipeline.events import Samples
 from antiphon.tts.base import Synthesizer, Voice
-from antiphon.tts.hibari import HEAD, MODEL, PAUSES, RUN_ON, SAMPLE_RATE, Hibari, load, shaped
+from antiphon.tts.hibari import HEAD, LONGEST, MODEL, PAUSES, RUN_ON, SAMPLE_RATE, Hibari, cut, load, shaped
 
 HEART = Voice("heart")
 QUIET = 10 ** (-50 / 20)
@@ -215,3 +217,33 @@ async def test_aclose_is_idempotent() -> None:
     voice = Hibari()
     await voice.aclose()
     await voice.aclose()
+
+
+@given(st.text(alphabet="ab ", max_size=200), st.integers(1, 40))
+def test_a_cut_text_is_whole_and_its_pieces_are_short(text: str, longest: int) -> None:
+    pieces = list(cut(text, longest))
+    assert "".join(pieces) == text
+    assert all(len(piece) <= longest for piece in pieces)
+
+
+def test_words_are_cut_between() -> None:
+    assert list(cut("one two three four", 10)) == ["one two ", "three four"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["nine " * 600, "one, " * 600, "ABCD" * 500])
+async def test_a_sentence_without_end_is_spoken_piece_by_piece(voice: Hibari, text: str, monkeypatch) -> None:
+    sizes: list[int] = []
+    from_ids = voice._model.from_ids
+    monkeypatch.setattr(
+        voice._model, "from_ids", lambda ids, *more: sizes.append(len(ids)) or from_ids(ids, *more)
+    )
+    chunks = 0
+    async with voice.synthesize(text, Voice("heart"), owner="a", deadline=0.0) as stream:
+        async for samples in stream:
+            chunks += 1
+            assert len(samples)
+            if chunks == 4:
+                break
+    assert chunks == 4
+    assert max(sizes) <= 2 * LONGEST

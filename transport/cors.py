@@ -71,4 +71,7 @@ class Cors:
 
 
 def _loopback(origin: str) -> bool:
-    return urlsplit(origin).hostname in ("localhost", "127.0.0.1", "::1")
+    try:
+        return urlsplit(origin).hostname in ("localhost", "127.0.0.1", "::1")
+    except ValueError:  # "http://[::1": anybody may send anything
+        return False

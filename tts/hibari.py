@@ -19,8 +19,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -45,6 +46,11 @@ MODEL = Path(ENGINE.ASSETS) / "hibari.onnx"
 SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 
 SAMPLE_RATE = 24_000
+LONGEST = 400
+"""Phonemes that go to the network at once. Its time and memory grow faster than the length: 2500 digits in one
+call took 20 s and 5 GB. People's sentences stay below."""
+LONGEST_TEXT = 600
+"""Characters that are read at once."""
 SEED = 0
 WARM_UP = "Zyqvora is ready."
 """Holds a word of no dictionary, so the reader's network for such words is loaded as well."""
@@ -72,6 +78,21 @@ class Model(Protocol):
     def from_ids(self, ids: list[int], speed: float, rng: np.random.Generator) -> Samples: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A sentence to speak. read: the phonemes of it that are left, None for all."""
+
+    text: str
+    speed: float
+    read: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    samples: Samples
+    rest: tuple[str, ...]
+
+
 class Hibari:
     """One loaded voice and its thread. `voices` are the names it knows."""
 
@@ -85,8 +106,8 @@ class Hibari:
         """
         _verify(path)
         self._model = cast(Model, ENGINE.Hibari(model=str(path), threads=1))
-        self._worker: Worker[tuple[str, float], Samples] = Worker("tts", self._run)
-        self._speak(WARM_UP, 1.0)
+        self._worker: Worker[_Work, _Said] = Worker("tts", self._run)
+        self._speak(_Work(WARM_UP, 1.0))
 
     @asynccontextmanager
     async def synthesize(
@@ -109,10 +130,14 @@ class Hibari:
         self, text: str, speed: float, owner: str, deadline: float
     ) -> AsyncGenerator[Samples, None]:
         for sentence in self._model.split_sentences(text):
-            samples = await self._worker.submit((sentence, speed), owner=owner, deadline=deadline)
-            if len(samples):
-                deadline += len(samples) / SAMPLE_RATE
-                yield samples
+            for piece in cut(sentence, LONGEST_TEXT):
+                work: _Work | None = _Work(piece, speed)
+                while work is not None:
+                    said = await self._worker.submit(work, owner=owner, deadline=deadline)
+                    if len(said.samples):
+                        deadline += len(said.samples) / SAMPLE_RATE
+                        yield said.samples
+                    work = _Work(piece, speed, said.rest) if said.rest else None
 
     @property
     def waiting(self) -> int:
@@ -129,23 +154,39 @@ class Hibari:
 
     # --- on the model's thread --------------------------------------------------------------------------
 
-    def _run(self, batch: Sequence[tuple[str, float]]) -> list[Samples | Exception]:
+    def _run(self, batch: Sequence[_Work]) -> list[_Said | Exception]:
         try:
-            return [self._speak(sentence, speed) for sentence, speed in batch]
+            return [self._speak(work) for work in batch]
         except Exception as error:
             raise EngineFailed(f"the voice failed: {error}") from error
 
-    def _speak(self, sentence: str, speed: float) -> Samples:
-        """One sentence, shape (n,); n is 0 when nothing in it can be said."""
-        read = self._model.phonemize(SHORTENED.sub(lambda m: f"{m[0][:-1]} .", sentence))
+    def _speak(self, work: _Work) -> _Said:
+        """One sentence, or as much of it as goes at once; no samples when nothing in it can be said."""
+        read = work.read
+        if read is None:
+            text = SHORTENED.sub(lambda m: f"{m[0][:-1]} .", work.text)
+            read = tuple(piece for p in self._model.phonemize(text) for piece in cut(p, LONGEST))
+        count, size = 1, len(read[0]) if read else 0
+        while count < len(read) and (size := size + len(read[count])) <= LONGEST:
+            count += 1
+        now, rest = read[:count], read[count:]
         rng = np.random.default_rng(SEED)
-        pace = min(speed, FASTEST)
-        parts = [self._model.from_ids(self._model.ids(p), pace, rng) for p in read if _audible(p)]
+        pace = min(work.speed, FASTEST)
+        parts = [self._model.from_ids(self._model.ids(p), pace, rng) for p in now if _audible(p)]
         if not parts:
-            return np.zeros(0, np.float32)
-        last = sentence.rstrip("\"'”’)] ")[-1:]
+            return _Said(np.zeros(0, np.float32), rest)
+        last = "" if rest else work.text.rstrip("\"'”’)] ")[-1:]
         samples = shaped(np.concatenate(parts), PAUSES.get(last, RUN_ON))
-        return faster(samples, SAMPLE_RATE, speed / pace)
+        return _Said(faster(samples, SAMPLE_RATE, work.speed / pace), rest)
+
+
+def cut(text: str, longest: int) -> Iterator[str]:
+    """A text in pieces of at most `longest` characters, at spaces where there are any; joined, it is whole."""
+    while len(text) > longest:
+        at = text.rfind(" ", longest // 2, longest) + 1 or longest
+        yield text[:at]
+        text = text[at:]
+    yield text
 
 
 def _audible(phonemes: str) -> bool:
