@@ -10,6 +10,8 @@ schema is refused with the keyword and its place. What is refused beyond what th
     references elsewhere       only "#" and "#/...", none that lead in a circle, no nested `$id`
     patterns that name a quotation mark, a backslash or a control character (see patterns)
     minProperties over the number of required properties, and over 1: names of further ones may repeat
+    bounds, and numbers in `const` and `enum`, beyond 2^53 - 1, where floating point no longer counts
+    multipleOf that is not positive
     counts of items or properties over 1000, schemas over 64 KiB of JSON or nested over 64 levels
 
 Properties come in the order of `properties`; a model is not free in that. There is one space after each colon
@@ -32,6 +34,8 @@ from .base import JsonSchema
 MAX_BYTES = 65_536
 MAX_DEPTH = 64
 MAX_COUNT = 1000
+MAX_NUMBER = 2**53 - 1
+"""Beyond it neighbours are one number to the engine's library, which then lets through what does not fit."""
 
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -58,6 +62,7 @@ _BOUNDS = (
     ("minItems", "maxItems"),
     ("minProperties", "maxProperties"),
 )
+_NUMBERS = (*sum(_BOUNDS, ()), "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _ONE = ("additionalProperties", "items")
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties")
@@ -146,7 +151,10 @@ def _faults(root: Any) -> Iterator[str]:
             target = resolve(root, pointer)
             while isinstance(target, dict) and "$ref" in target:
                 following = cast("dict[str, Any]", target)["$ref"]
-                if following in chain or not isinstance(following, str):
+                if not isinstance(following, str):
+                    yield f"the keyword '$ref' takes a string, not {following!r} (at {pointer})"
+                    return
+                if following in chain:
                     yield f"the keyword '$ref' leads in a circle (at {at})"
                     return
                 chain.add(following)
@@ -186,10 +194,18 @@ def _keywords(schema: Mapping[str, Any], *, nested: bool) -> Iterator[str]:
         # The grammar grows by each.
         if isinstance(count := schema.get(key), int | float) and count > MAX_COUNT:
             yield f"the keyword '{key}' is supported up to {MAX_COUNT}"
-    form = schema.get("format")
-    if form is not None:
+    for key in _NUMBERS:
+        if key in schema and not _exact(number := schema[key]):
+            yield f"the keyword '{key}' is supported to {MAX_NUMBER}, not for {number!r}"
+    for key in ("const", "enum"):
+        if key in schema and not all(map(_exact, _leaves(schema[key]))):
+            yield f"the keyword '{key}' is supported for numbers to {MAX_NUMBER}, none beyond"
+    if isinstance(factor := schema.get("multipleOf"), int | float) and factor <= 0:
+        yield "the keyword 'multipleOf' takes a number over 0"
+    if "format" in schema:
+        form = schema["format"]
         kinds = schema.get("type", "string")
-        if form not in FORMATS:
+        if not isinstance(form, str) or form not in FORMATS:
             yield f"the keyword 'format' is not supported for {form!r}, only for {', '.join(sorted(FORMATS))}"
         elif "string" not in (kinds if isinstance(kinds, list) else [kinds]):
             yield "the keyword 'format' is supported for strings only"
@@ -208,7 +224,25 @@ def _keywords(schema: Mapping[str, Any], *, nested: bool) -> Iterator[str]:
             yield "the keyword 'minProperties' cannot be enforced beyond the required properties"
 
 
+def _exact(value: Any) -> bool:
+    return not isinstance(value, int | float) or abs(value) <= MAX_NUMBER
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    todo: list[Any] = [value]
+    while todo:
+        leaf = todo.pop()
+        if isinstance(leaf, dict):
+            todo.extend(cast("dict[str, Any]", leaf).values())
+        elif isinstance(leaf, list):
+            todo.extend(cast("list[Any]", leaf))
+        else:
+            yield leaf
+
+
 _NOWHERE: Any = object()
+MOST_DIGITS = 9
+"""Of a list's index in a pointer; no list is longer, and Python refuses to read some thousands of digits."""
 
 
 def resolve(root: Any, pointer: str) -> Any:
@@ -218,7 +252,12 @@ def resolve(root: Any, pointer: str) -> Any:
         step = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict) and step in value:
             value = cast("dict[str, Any]", value)[step]
-        elif isinstance(value, list) and step.isdecimal() and int(step) < len(cast("list[Any]", value)):
+        elif (
+            isinstance(value, list)
+            and step.isdecimal()
+            and len(step) <= MOST_DIGITS
+            and int(step) < len(cast("list[Any]", value))
+        ):
             value = cast("list[Any]", value)[int(step)]
         else:
             return _NOWHERE

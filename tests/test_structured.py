@@ -12,10 +12,13 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 from llguidance import LLMatcher, LLTokenizer
 
@@ -204,6 +207,19 @@ def test_a12_the_matrix_knows_every_keyword_that_is_enforced() -> None:
         ({"enum": ["x" * MAX_BYTES]}, "bytes"),
         ({"const": float("nan")}, "not JSON"),
         ({"type": "array", "items": {}, "maxItems": 1001}, "'maxItems'.* 1000"),
+        ({"type": "string", "format": ["date"]}, "'format'"),
+        ({"type": "string", "format": None}, "'format'"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": [1]}}}, r"'\$ref' takes a string"),
+        ({"anyOf": [{"type": "object"}], "$ref": "#/anyOf/" + "9" * 5000}, r"'\$ref' leads nowhere"),
+        ({"type": "integer", "minimum": 10**19}, "'minimum'"),
+        ({"type": "number", "maximum": -1e300}, "'maximum'"),
+        ({"type": "integer", "exclusiveMinimum": 2**53}, "'exclusiveMinimum'"),
+        ({"type": "integer", "exclusiveMaximum": -(2**53) - 1}, "'exclusiveMaximum'"),
+        ({"type": "integer", "multipleOf": 10**19}, "'multipleOf'"),
+        ({"type": "integer", "multipleOf": -3}, "'multipleOf'"),
+        ({"type": "integer", "multipleOf": 0}, "'multipleOf'"),
+        ({"const": {"a": [12345678901234567890123]}}, "'const'"),
+        ({"properties": {"a": {"enum": ["x", 2**53 + 1]}}}, "'enum'.*/properties/a"),
         ({"allOf": [{"anyOf": [{"const": [i, j]} for j in range(40)]} for i in range(4)]}, "."),
     ],
 )
@@ -223,6 +239,58 @@ def test_nesting_is_bounded() -> None:
     for levels in (MAX_DEPTH + 1, 5000):
         with pytest.raises(BadRequest, match="nested"):
             check(nested(levels))
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "minimum": 2**53 - 1}, [2**53 - 1, 2**53 + 1], [2**53 - 2]),
+        ({"type": "integer", "exclusiveMaximum": 1 - 2**53}, [-(2**53), -(2**53) - 1], [1 - 2**53]),
+        ({"enum": [2**53 - 1, 1 - 2**53]}, [2**53 - 1, 1 - 2**53], [2**53 - 2, 2**53]),
+    ],
+)
+def test_a12_the_largest_numbers_are_held_to_exactly(schema: Any, good: list[int], bad: list[int]) -> None:
+    form = grammar(schema, ToolUse()) or ""
+    for number in good + bad:
+        assert fits(number, schema) is (number in good)
+        guard = Guard(form)
+        with nullcontext() if number in good else pytest.raises(EngineFailed):
+            guard.push(str(number))
+            guard.finish()
+
+
+HUGE = "9" * 5000
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**19, -(2**53), 10**400, 1e308, -0.0, 1e-300])
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["#", "#/", "#/$defs/a", f"#/anyOf/{HUGE}", "string", "object", "date", "(", "a+"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*sorted(ENFORCED | SILENT), "a"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("keyword", sorted(ENFORCED | SILENT))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(value=JSON, kind=st.sampled_from(["string", "object", "array", "number", None]), other=JSON)
+def test_a13_whatever_stands_under_a_keyword_is_held_to_or_refused(
+    keyword: str, value: Any, kind: str | None, other: Any
+) -> None:
+    """And so below others, and where a reference leads."""
+    schema = {keyword: value} if kind is None or keyword == "type" else {"type": kind, keyword: value}
+    for whole in (
+        schema,
+        {"type": "object", "properties": {"a": schema}},
+        {"$ref": "#/$defs/a", "$defs": {"a": schema}, "anyOf": [other]},
+    ):
+        with suppress(BadRequest):
+            check(whole)
 
 
 def test_annotations_and_extensions_assert_nothing() -> None:
