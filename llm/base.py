@@ -166,7 +166,12 @@ class TextModel(Protocol):
         ...
 
     async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """special: read the names of special tokens, `<|im_end|>`, as these."""
+        """special: read the names of special tokens, `<|im_end|>`, as these. Raises BadRequest (param "prompt")
+        for a text that is far too long for the model."""
+        ...
+
+    async def pieces(self, text: str) -> list[tuple[int, str]]:
+        """As tokenize, each token with its text, half a character as U+FFFD."""
         ...
 
     async def detokenize(self, tokens: Sequence[int]) -> str:

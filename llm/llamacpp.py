@@ -1,6 +1,6 @@
 """llama.cpp in this process, through xllamacpp: streaming, prefix reuse, cancels that free the slot.
 
-    event loop         stream: Slots ----> _Call <--- call_soon_threadsafe ---.
+    event loop         stream: Slots ----> Call <--- call_soon_threadsafe ---.
     a thread a slot                          '--> Engine.complete --> push: True cancels
     engine's thread                               batches over all slots; a cancel is seen between two
 
@@ -27,19 +27,19 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ..pipeline.admission import Service
-from ..pipeline.errors import AntiphonError, BadRequest, EngineFailed, Overloaded
-from . import thinking, tools
-from .base import ChatRequest, Delta, Limits, Sampling, TextRequest, ToolUse
-from .chunks import Chunk, Chunks, Finished
+from ..pipeline.errors import BadRequest, EngineFailed, Overloaded
+from . import thinking
+from .base import ChatRequest, Delta, Limits, TextRequest, ToolUse
+from .completion import Call, Job
 from .engine import Engine, Server, cores, read_metrics
 from .grammars import Guard, Thoughts, grammar
 from .reading import Reading
+from .room import Room, longest, spelled
 from .slots import Slots
 from .templates import ChatTemplate
 from .thinking import ThinkingSplitter
@@ -55,153 +55,6 @@ FREE_TIMEOUT = 5.0
 """Seconds to wait for the engine to let go of a cancelled request before that is logged as an error."""
 POLL = 0.002
 """Seconds between two looks at the engine's own count."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What the engine is to do, and how its answer is read. param: what the prompt came from."""
-
-    prompt: str | Sequence[int]
-    limits: Limits
-    sampling: Sampling
-    reading: Reading
-    grammar: str | None = None
-    guard: Guard | None = None
-    param: str = "messages"
-
-    def body(self, slot: int, context: int) -> dict[str, Any]:
-        limits, sampling = self.limits, self.sampling
-        body: dict[str, Any] = {
-            "prompt": self.prompt,
-            "max_tokens": -1 if limits.max_tokens is None else limits.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": context,  # all of it: a penalty looks at 64 tokens otherwise
-            "id_slot": slot,
-            "cache_prompt": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            # Chunks of progress call back, and so let a cancel in, after each batch of the prefill.
-            "return_progress": True,
-            # Marks that are control tokens of a model would have no text otherwise.
-            "preserved_tokens": [thinking.OPEN, thinking.CLOSE, tools.OPEN, tools.CLOSE],
-            # Where the engine may be stopped here, only this tells how much it did.
-            "timings_per_token": self.reading.may_end,
-        }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
-        if sampling.logit_bias:
-            body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
-        if limits.logprobs is not None:
-            body["n_probs"] = max(1, limits.logprobs)
-        if self.grammar is not None:
-            body["grammar"] = self.grammar
-        return body
-
-
-class _Call(AsyncIterator[Delta]):
-    """One completion, between the engine's thread, which pushes, and the event loop, which iterates.
-
-    The queue between them never makes the engine's thread wait, so a slow reader cannot hold a slot: it is
-    bounded by the context, a delta a token. None in it is the end.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
-        self._loop = loop
-        self._job = job
-        self._chunks = Chunks(top=job.limits.logprobs or 0, param=job.param)
-        self._deltas: asyncio.Queue[Delta | AntiphonError | None] = asyncio.Queue()
-        self._whole = False
-        self._ended = False
-        self.cancelled = False
-
-    @property
-    def finished(self) -> bool:
-        """The engine came to the end by itself; it lets go of the slot before it says so."""
-        return self._chunks.finished
-
-    # On the engine's thread.
-
-    def push(self, chunks: Chunk | Sequence[Chunk]) -> bool:
-        """The engine's callback; True cancels. The engine swallows what it raises, so it raises nothing."""
-        try:
-            for chunk in [chunks] if isinstance(chunks, Mapping) else chunks:
-                if not self._whole:
-                    self._read(chunk)
-        except AntiphonError as error:
-            self._fail(error)
-            return True
-        except Exception as error:
-            log.error("llama.cpp sent a chunk that cannot be read: %s", type(error).__name__)
-            self._fail(EngineFailed("the language model sent what cannot be read"))
-            return True
-        return self.cancelled or (self._whole and not self.finished)
-
-    def _read(self, chunk: Chunk) -> None:
-        reading, guard = self._job.reading, self._job.guard
-        match self._chunks.push(chunk):
-            case None:
-                return
-            case Finished(reason, usage):
-                if guard is not None and reason == "stop":
-                    guard.finish()
-                delta = reading.finish(reason, usage)
-                self._whole = True
-            case sampled:
-                if guard is not None:
-                    guard.push(sampled.text)
-                delta = reading.push(sampled.text, sampled.logprobs)
-                if reading.over:
-                    if delta is not None:
-                        self._hand_over(delta)
-                    delta = reading.finish("stop", self._chunks.usage)
-                    self._whole = True
-        if delta is not None and self._job.limits.max_tokens != 0:
-            self._hand_over(delta)
-
-    def run(self, engine: Engine, body: dict[str, Any]) -> None:
-        """Blocks until the engine is done with the request, or was told to drop it. Raises nothing."""
-        try:
-            if not self.cancelled:
-                engine.complete(body, self.push)
-        except Exception as error:
-            log.error("llama.cpp raised %s", type(error).__name__)
-        if not self._whole:
-            self._fail(EngineFailed("the language model stopped before its end"))
-        self._hand_over(None)
-
-    def _fail(self, error: AntiphonError) -> None:
-        self._whole = True
-        self._hand_over(error)
-
-    def _hand_over(self, item: Delta | AntiphonError | None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._deltas.put_nowait, item)
-        except RuntimeError:  # the loop is closed, nobody reads
-            self.cancelled = True
-
-    # On the event loop.
-
-    def cancel(self, error: AntiphonError | None = None) -> None:
-        """Drop the request when the engine looks next. A reader gets what came before, then error or end."""
-        self.cancelled = True
-        self._deltas.put_nowait(error)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        """Cancelling is safe: no delta is lost."""
-        item = None if self._ended else await self._deltas.get()
-        if isinstance(item, Delta):
-            return item
-        self._ended = True
-        raise item or StopAsyncIteration
 
 
 class LlamaCpp:
@@ -228,7 +81,7 @@ class LlamaCpp:
         self._capacity = waiting
         self._slots = Slots(slots)
         self._waiting: list[tuple[str, asyncio.Future[int]]] = []
-        self._calls: dict[_Call, asyncio.Future[None]] = {}
+        self._calls: dict[Call, asyncio.Future[None]] = {}
         self._report: Callable[[Service], None] = lambda service: None
         self._closing = asyncio.Lock()
         engine = _start(model, context, slots, threads or cores(), batch)
@@ -240,8 +93,11 @@ class LlamaCpp:
         self._template = ChatTemplate(properties["chat_template"], bos=self._bos, eos=eos, now=datetime.now)
         self.vocabulary: int = engine.ask("GET", "/v1/models")["data"][0]["meta"]["n_vocab"]
         self.context = context
+        self._room = Room(context, longest(engine, self.vocabulary, eos))
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="antiphon-llamacpp")
         self._monitor = ThreadPoolExecutor(1, thread_name_prefix="antiphon-llamacpp-monitor")
+        # Of its own, as a long text would keep the monitor from seeing that a slot is free.
+        self._asking = ThreadPoolExecutor(1, thread_name_prefix="antiphon-llamacpp-asking")
 
     @asynccontextmanager
     async def stream(self, request: ChatRequest) -> AsyncGenerator[AsyncIterator[Delta]]:
@@ -252,10 +108,11 @@ class LlamaCpp:
         however often it is cancelled: two batches or tokens, at most FREE_TIMEOUT.
 
         Entering raises BadRequest for what cannot be rendered or held to, Overloaded when too many wait;
-        iterating raises BadRequest (context_length_exceeded) when the messages do not fit the context,
-        EngineFailed otherwise.
+        iterating raises BadRequest (context_length_exceeded) when the messages do not fit the context, which
+        entering does where their size shows it; EngineFailed otherwise.
         """
         prompt = self._rendered(request)
+        self._room.check(prompt, "messages")
         limits, use = request.limits, request.tools
         thoughts = self._thoughts(prompt)
         form, guard = await self._guarded(limits, use, thoughts)
@@ -266,7 +123,7 @@ class LlamaCpp:
             parser = ToolParser(names, new_id=_call_id, bare=bare, parallel=use.parallel)
         splitter = None if thoughts == "none" else ThinkingSplitter(inside=thoughts == "begun")
         reading = Reading(limits.stop, thinking=splitter, tools=parser)
-        job = _Job(prompt, limits, request.sampling, reading, form, guard)
+        job = Job(prompt, limits, request.sampling, reading, form, guard)
         async with self._run(job, request.owner) as call:
             yield call
 
@@ -278,16 +135,26 @@ class LlamaCpp:
             prompt = _whole(prompt or self._bos, "prompt")
         elif not prompt or not all(0 <= token < self.vocabulary for token in prompt):
             raise BadRequest(f"A prompt's tokens are 1 or more, 0 to {self.vocabulary - 1}.", param="prompt")
+        self._room.check(prompt, "prompt")
         form, guard = await self._guarded(request.limits, ToolUse(), "none")
         reading = Reading(request.limits.stop)
-        job = _Job(prompt, request.limits, request.sampling, reading, form, guard, "prompt")
+        job = Job(prompt, request.limits, request.sampling, reading, form, guard, "prompt")
         async with self._run(job, request.owner) as call:
             yield call
 
     async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """special: read the names of special tokens, `<|im_end|>`, as these."""
-        body = {"content": _whole(text, "prompt"), "add_special": False, "parse_special": special}
-        return (await self._ask("/tokenize", body))["tokens"]
+        """special: read the names of special tokens, `<|im_end|>`, as these. Raises BadRequest for a text
+        that is far too long for the model."""
+        return (await self._ask("/tokenize", self._split(text, special)))["tokens"]
+
+    async def pieces(self, text: str) -> list[tuple[int, str]]:
+        """As tokenize, each token with its text, half a character as U+FFFD."""
+        tokens = (await self._ask("/tokenize", {**self._split(text), "with_pieces": True}))["tokens"]
+        return [(token["id"], spelled(token["piece"])) for token in tokens]
+
+    def _split(self, text: str, special: bool = True) -> dict[str, Any]:
+        self._room.check_text(_whole(text, "prompt"), "prompt")
+        return {"content": text, "add_special": False, "parse_special": special}
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """Raises BadRequest for an id that the model does not have."""
@@ -341,6 +208,7 @@ class LlamaCpp:
                 )
             await asyncio.to_thread(self._threads.shutdown, wait=not stuck)
             await asyncio.to_thread(self._monitor.shutdown)
+            await asyncio.to_thread(self._asking.shutdown, cancel_futures=True)
             # The last reference: the engine's thread and memory go with it. That holds the GIL for 0.1 s.
             del engine
 
@@ -379,15 +247,15 @@ class LlamaCpp:
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
         engine = self._running()
-        return await asyncio.get_running_loop().run_in_executor(self._monitor, engine.ask, "POST", path, body)
+        return await asyncio.get_running_loop().run_in_executor(self._asking, engine.ask, "POST", path, body)
 
     @asynccontextmanager
-    async def _run(self, job: _Job, owner: str) -> AsyncGenerator[_Call]:
+    async def _run(self, job: Job, owner: str) -> AsyncGenerator[Call]:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         slot = await self._seat(owner)
         began = loop.time()
-        call = _Call(loop, job)
+        call = Call(loop, job)
         self._calls[call] = loop.run_in_executor(
             self._threads, call.run, self._running(), job.body(slot, self.context)
         )
@@ -427,7 +295,7 @@ class LlamaCpp:
                 seat.set_result(slot)
                 self._waiting.remove((owner, seat))
 
-    async def _free(self, call: _Call, slot: int) -> None:
+    async def _free(self, call: Call, slot: int) -> None:
         """Have the engine let go of a call, and give its slot to who waits."""
         call.cancel()
         try:
@@ -464,6 +332,9 @@ def load(settings: Settings, store: WeightStore) -> LlamaCpp:
         slots=llm.slots,
         threads=llm.threads,
         batch=llm.batch,
+        # Whoever is let in may wait: every HTTP request with as many choices as compute at a time, every
+        # conversation with a reply, a prefill and what is asked beside it.
+        waiting=settings.http.max_requests * llm.slots + settings.server.max_sessions * 3,
     )
 
 

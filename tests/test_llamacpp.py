@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.llm import llamacpp
+from antiphon.llm import completion, llamacpp, room
 from antiphon.llm.base import ChatRequest, Delta, Limits, Message, Sampling, TextRequest, Tool, ToolUse
 from antiphon.llm.llamacpp import LlamaCpp, load
 from antiphon.llm.reading import Reading
@@ -72,6 +72,9 @@ class SmallEngine:
         self.bodies: list[dict[str, Any]] = []
         self.processing = 0
         self.lingering = 0
+        self.longest = 20
+        self.asking = threading.Event()
+        self.asking.set()
 
     def complete(self, body: dict[str, Any], push: Callable[[Any], bool]) -> None:
         self.bodies.append(body)
@@ -96,12 +99,24 @@ class SmallEngine:
         return f"llamacpp:requests_processing {self.processing + held}\nllamacpp:requests_deferred 0\n"
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        return {
+        answer: Any = {
             "/props": {"chat_template": self.template, "bos_token": "<s>", "eos_token": "</s>"},
             "/v1/models": {"data": [{"meta": {"n_vocab": 100}}]},
-            "/tokenize": {"tokens": self.bos},
-            "/detokenize": {"content": "text"},
+            "/tokenize": self._split,
+            "/detokenize": lambda body: {"content": "".join(map(self._piece, body["tokens"]))},
         }[path]
+        return answer(body) if callable(answer) else answer
+
+    def _piece(self, token: int) -> str:
+        return {0: "</s>", 1: "<s>", 2: "x" * self.longest}.get(token, "ab")
+
+    def _split(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.asking.wait()
+        if body["content"] == "</s>":
+            return {"tokens": [0]}
+        if body.get("with_pieces"):
+            return {"tokens": [{"id": 3, "piece": "ab"}, {"id": 4, "piece": [0xC3]}]}
+        return {"tokens": self.bos}
 
 
 @pytest.fixture
@@ -290,8 +305,8 @@ async def test_what_came_before_the_trouble_is_still_read(small: LlamaCpp, engin
 
 def test_a_loop_closed_meanwhile_ends_the_request() -> None:
     loop = asyncio.new_event_loop()
-    job = llamacpp._Job("Hi", Limits(), Sampling(), Reading())
-    call = llamacpp._Call(loop, job)
+    job = completion.Job("Hi", Limits(), Sampling(), Reading())
+    call = completion.Call(loop, job)
     assert call.push(content("Hi")) is False
     loop.close()
     assert call.push(content("Hi")) is True
@@ -466,6 +481,64 @@ async def test_a_prompt_is_completed_as_it_stands(small: LlamaCpp, engine: Small
         await small.detokenize([3, 100])
 
 
+async def test_what_cannot_fit_is_refused_by_its_size_and_takes_no_slot(
+    small: LlamaCpp, engine: SmallEngine
+) -> None:
+    engine.go.set()
+    most = small.context * engine.longest
+    frame = len(await small.render(asking("")))
+    assert (await collect(small, asking("é" * ((most - frame) // 2))))[0] == "Hello you."
+    async with small.complete(TextRequest([5] * small.context, "a")) as stream:
+        assert [delta async for delta in stream]
+    assert len(engine.bodies) == 2
+    seats = [await small._seat("x"), await small._seat("y")]
+    for refused, param in (
+        (small.stream(asking("é" * (most // 2))), "messages"),
+        (small.complete(TextRequest("x" * (most + 1), "a")), "prompt"),
+        (small.complete(TextRequest([5] * (small.context + 1), "a")), "prompt"),
+    ):
+        with pytest.raises(BadRequest, match=r"llm\.context") as raised:
+            async with refused:
+                pass
+        assert (raised.value.code, raised.value.param) == ("context_length_exceeded", param)
+    for seat in seats:
+        small._slots.give(seat)
+    assert len(engine.bodies) == 2
+
+
+async def test_a_slot_is_freed_while_a_long_text_is_split(small: LlamaCpp, engine: SmallEngine) -> None:
+    engine.asking.clear()
+    splitting = asyncio.create_task(small.tokenize("long"))
+    async with small.stream(asking()):
+        await until(lambda: engine.processing == 1)
+    assert await small.busy() == 0
+    assert not splitting.done()
+    engine.asking.set()
+    assert await splitting == []
+
+
+async def test_texts_are_split_up_to_a_size(small: LlamaCpp) -> None:
+    assert await small.pieces("abÃ") == [(3, "ab"), (4, "\ufffd")]
+    assert await small.tokenize("x" * room.MOST_TEXT) == []
+    for split in (small.tokenize, small.pieces):
+        with pytest.raises(BadRequest, match="bytes") as raised:
+            await split("é" * (room.MOST_TEXT // 2 + 1))
+        assert raised.value.param == "prompt"
+
+
+def test_the_longest_token_is_asked_of_the_engine(engine: SmallEngine) -> None:
+    engine.longest = 40
+    assert room.longest(engine, 100, "</s>") == 40
+    assert room.longest(engine, 100, "") == room.LONGEST, "no mark to tell tokens apart"
+    assert room.longest(engine, 100, "ab") == room.LONGEST, "a mark that is no token"
+
+    class Silent(SmallEngine):
+        def ask(self, method: str, path: str, body: Any = None) -> Any:
+            raise EngineFailed("no answer")
+
+    assert room.longest(Silent(), 100, "</s>") == room.LONGEST
+
+
 # --- loading --------------------------------------------------------------------------------------------
 
 
@@ -479,5 +552,7 @@ def test_the_entry_point_takes_its_section_of_the_settings(
     file.touch()
     store: Any = SimpleNamespace(fetch=lambda name: file if local else tmp_path / name)
     (tmp_path / "m").mkdir()
-    load(Settings(llm=LlmSettings(model="m", context=512, slots=3, threads=5, batch=8)), store)
+    settings = Settings(llm=LlmSettings(model="m", context=512, slots=3, threads=5, batch=8))
+    model = load(settings, store)
+    assert model._capacity == 64 * 3 + 4 * 3, "every request that is let in may wait"
     assert started == [(file if local else tmp_path / "m" / "model.gguf", 512, 3, 5, 8)]

@@ -500,6 +500,10 @@ async def test_the_model_below_the_chat(model: LlamaCpp) -> None:
             assert all(0 <= token < model.vocabulary for token in tokens)
             assert await model.detokenize(tokens) == text
     assert len(await model.tokenize("<|im_end|>")) == 1
+    pieces = await model.pieces("Grüße 👩 <|im_end|>")
+    assert [token for token, _ in pieces] == await model.tokenize("Grüße 👩 <|im_end|>")
+    assert "".join(piece for _, piece in pieces if "\ufffd" not in piece).startswith("Grüße")
+    assert pieces[-1][1] == "<|im_end|>"
     assert len(await model.tokenize("<|im_end|>", special=False)) > 1
     prompt = await model.render(asking("Hi."))
     assert prompt.endswith("<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n")
@@ -513,6 +517,20 @@ async def test_too_long_a_prompt_is_refused_by_its_own_name(model: LlamaCpp) -> 
     with pytest.raises(BadRequest) as raised:
         await read(model, TextRequest("word " * 2000, "long"))
     assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "prompt")
+
+
+@pytest.mark.model
+async def test_the_longest_prompt_that_fits_is_not_taken_for_too_long(model: LlamaCpp) -> None:
+    """Runs of 128 spaces are this vocabulary's longest token."""
+    assert model._room.longest == 128
+    text = " " * 128 * (model.context - 2)
+    assert len(await model.tokenize(text)) == model.context - 2
+    model._room.check(text, "prompt")
+    for much in (" " * 20_000_000, "word " * 4_000_000):
+        with pytest.raises(BadRequest) as raised:
+            await read(model, TextRequest(much, "long"))
+        assert raised.value.code == "context_length_exceeded"
+    await assert_idle(model)
 
 
 @pytest.mark.model

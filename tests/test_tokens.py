@@ -9,7 +9,7 @@ from exchange import Exchange, ask
 from fakes import fake_engines
 
 from antiphon.llm.base import ChatRequest
-from antiphon.pipeline.errors import AntiphonError
+from antiphon.pipeline.errors import AntiphonError, BadRequest
 from antiphon.pipeline.settings import Settings, load
 from antiphon.transport.server import Application, running
 
@@ -27,6 +27,9 @@ class Letters:
 
     async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         return [ord(letter) for letter in text]
+
+    async def pieces(self, text: str) -> list[tuple[int, str]]:
+        return [(ord(letter), letter) for letter in text]
 
     async def detokenize(self, tokens: list[int]) -> str:
         return "".join(map(chr, tokens))
@@ -115,6 +118,22 @@ async def test_an_error_of_the_model_is_told() -> None:
             raise AntiphonError("It broke.")
 
     assert (await asked("/tokenize", {"prompt": "x"}, Broken())).status == 500
+
+
+@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize(("body", "param"), [({"prompt": "x"}, "prompt"), ({"messages": HELLO}, "messages")])
+async def test_a_refusal_of_the_model_names_what_was_sent(
+    strings: bool, body: dict[str, Any], param: str
+) -> None:
+    class Small(Letters):
+        async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+            raise BadRequest("Too long.", param="prompt", code="string_above_max_length")
+
+        async def pieces(self, text: str) -> list[tuple[int, str]]:
+            return [(token, "") for token in await self.tokenize(text)]
+
+    answer = await asked("/tokenize", {**body, "return_token_strs": strings}, Small())
+    assert (answer.status, answer.error["param"]) == (400, param)
 
 
 @pytest.mark.model

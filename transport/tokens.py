@@ -127,8 +127,17 @@ class Tokens:
 
     async def _tokenized(self, text: TextModel, asked: TokenizeRequest) -> TokenizeAnswer:
         prompt = asked.prompt if asked.prompt is not None else await _rendered(text, asked)
-        tokens = await text.tokenize(prompt) if prompt else []
-        strings = [await text.detokenize([token]) for token in tokens] if asked.return_token_strs else None
+        strings: list[str] | None = None
+        try:
+            if asked.return_token_strs:
+                pieces = await text.pieces(prompt) if prompt else []
+                tokens, strings = [token for token, _ in pieces], [piece for _, piece in pieces]
+            else:
+                tokens = await text.tokenize(prompt) if prompt else []
+        except BadRequest as error:
+            if asked.prompt is None:
+                error.param = "messages"  # which the prompt was made of
+            raise
         return TokenizeAnswer(
             count=len(tokens), max_model_len=text.context, tokens=tokens, token_strs=strings
         )
