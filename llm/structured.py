@@ -62,10 +62,13 @@ _BOUNDS = (
     ("minItems", "maxItems"),
     ("minProperties", "maxProperties"),
 )
+_TYPES = frozenset(["string", "number", "integer", "boolean", "object", "array", "null"])
+_COUNTS = tuple(key for pair in _BOUNDS[1:] for key in pair)
 _NUMBERS = (*sum(_BOUNDS, ()), "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _ONE = ("additionalProperties", "items")
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "patternProperties")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_STRINGS = ("$id", "$schema", "$anchor")
 
 
 def check(schema: JsonSchema, *, subject: str = "response_format", param: str = "response_format") -> None:
@@ -89,7 +92,13 @@ def rule(schema: JsonSchema) -> str:
 
 def refusal(lark: str) -> str:
     """Why the engine could not compile a grammar; empty where it can."""
-    failed, messages = LLMatcher.validate_grammar_with_warnings("%llguidance {}\n" + lark)
+    try:
+        failed, messages = LLMatcher.validate_grammar_with_warnings("%llguidance {}\n" + lark)
+    except BaseException as error:
+        # The library's panics come as a BaseException of a module that cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        return "it cannot be compiled"
     if not failed and not messages:
         return ""
     # The first line says what; the rest quotes the grammar.
@@ -142,7 +151,7 @@ def _faults(root: Any) -> Iterator[str]:
         for key in _LIST:
             for number, value in enumerate(known.get(key, ())):
                 todo.append((value, f"{path}/{key}/{number}", depth + 1))
-        for key in _NAMED:
+        for key in _NAMED[:2]:
             for name, value in known.get(key, {}).items():
                 todo.append((value, f"{path}/{key}/{name}", depth + 1))
         if (pointer := known.get("$ref")) is not None and pointer not in seen:
@@ -183,9 +192,30 @@ def _keywords(schema: Mapping[str, Any], *, nested: bool) -> Iterator[str]:
             yield f"the keyword '{key}' takes an object of schemas"
     if isinstance(schema.get("items"), list):
         yield "the keyword 'items' takes one schema; a list of them is 'prefixItems'"
-    for key in ("exclusiveMinimum", "exclusiveMaximum"):
-        if isinstance(schema.get(key), bool):
+    # The library would say so as well, or panic where it quotes a long value.
+    for key in _STRINGS:
+        if key in schema and not isinstance(schema[key], str):
+            yield f"the keyword '{key}' takes a string"
+    for key in _NUMBERS:
+        if key not in schema:
+            continue
+        number = schema[key]
+        if isinstance(number, bool) or not isinstance(number, int | float):
             yield f"the keyword '{key}' takes a number"
+        elif key in _COUNTS and (number < 0 or number % 1):
+            yield f"the keyword '{key}' takes a whole number, 0 or more"
+        elif not _exact(number):
+            yield f"the keyword '{key}' is supported to {MAX_NUMBER}, not for {number!r}"
+        elif key == "multipleOf" and number <= 0:
+            yield f"the keyword '{key}' takes a number over 0"
+    kinds = schema.get("type", [])
+    if not all(isinstance(kind, str) and kind in _TYPES for kind in _listed(kinds)):
+        yield f"the keyword 'type' takes one of {', '.join(sorted(_TYPES))}, or a list of these"
+    if not isinstance(schema.get("enum", []), list):
+        yield "the keyword 'enum' takes a list of values"
+    required = schema.get("required", [])
+    if not (isinstance(required, list) and all(isinstance(name, str) for name in _listed(required))):
+        yield "the keyword 'required' takes a list of names"
     for low, high in _BOUNDS:
         least, most = schema.get(low), schema.get(high)
         if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
@@ -194,20 +224,15 @@ def _keywords(schema: Mapping[str, Any], *, nested: bool) -> Iterator[str]:
         # The grammar grows by each.
         if isinstance(count := schema.get(key), int | float) and count > MAX_COUNT:
             yield f"the keyword '{key}' is supported up to {MAX_COUNT}"
-    for key in _NUMBERS:
-        if key in schema and not _exact(number := schema[key]):
-            yield f"the keyword '{key}' is supported to {MAX_NUMBER}, not for {number!r}"
     for key in ("const", "enum"):
         if key in schema and not all(map(_exact, _leaves(schema[key]))):
             yield f"the keyword '{key}' is supported for numbers to {MAX_NUMBER}, none beyond"
-    if isinstance(factor := schema.get("multipleOf"), int | float) and factor <= 0:
-        yield "the keyword 'multipleOf' takes a number over 0"
     if "format" in schema:
         form = schema["format"]
         kinds = schema.get("type", "string")
         if not isinstance(form, str) or form not in FORMATS:
             yield f"the keyword 'format' is not supported for {form!r}, only for {', '.join(sorted(FORMATS))}"
-        elif "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+        elif "string" not in _listed(kinds):
             yield "the keyword 'format' is supported for strings only"
     pattern = schema.get("pattern", "")
     said = patterns.refusal(pattern) if isinstance(pattern, str) else "it takes a string"
@@ -216,12 +241,13 @@ def _keywords(schema: Mapping[str, Any], *, nested: bool) -> Iterator[str]:
     for name in schema.get("patternProperties", ()):
         if said := patterns.refusal(name):
             yield f"the keyword 'patternProperties' cannot be enforced: {said}"
-    required = schema.get("required", [])
     fewest = schema.get("minProperties", 0)
-    if isinstance(required, list) and isinstance(fewest, int):
-        certain = len(set(map(str, cast("list[Any]", required))))
-        if fewest > max(1, certain):
-            yield "the keyword 'minProperties' cannot be enforced beyond the required properties"
+    if isinstance(fewest, int | float) and fewest > max(1, len(set(map(str, _listed(required))))):
+        yield "the keyword 'minProperties' cannot be enforced beyond the required properties"
+
+
+def _listed(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else [value]
 
 
 def _exact(value: Any) -> bool:

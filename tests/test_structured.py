@@ -209,6 +209,12 @@ def test_a12_the_matrix_knows_every_keyword_that_is_enforced() -> None:
         ({"type": "array", "items": {}, "maxItems": 1001}, "'maxItems'.* 1000"),
         ({"type": "string", "format": ["date"]}, "'format'"),
         ({"type": "string", "format": None}, "'format'"),
+        ({"type": "object", "minProperties": "x" * 98 + "\U000a0502" * 9}, "'minProperties' takes"),
+        ({"type": "string", "maxLength": 1.5}, "'maxLength' takes"),
+        ({"type": "string", "minLength": -1}, "'minLength' takes"),
+        ({"type": ["string", ["null"]]}, "'type' takes"),
+        ({"type": "object", "required": "a"}, "'required' takes"),
+        ({"type": "object", "$defs": [1]}, r"'\$defs' takes"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": [1]}}}, r"'\$ref' takes a string"),
         ({"anyOf": [{"type": "object"}], "$ref": "#/anyOf/" + "9" * 5000}, r"'\$ref' leads nowhere"),
         ({"type": "integer", "minimum": 10**19}, "'minimum'"),
@@ -267,6 +273,7 @@ JSON = st.recursive(
     | st.sampled_from([10**19, -(2**53), 10**400, 1e308, -0.0, 1e-300])
     | st.floats(allow_nan=False)
     | st.text(max_size=5)
+    | st.integers(80, 110).map(lambda size: "x" * size + "\U000a0502" * 9)
     | st.sampled_from(["#", "#/", "#/$defs/a", f"#/anyOf/{HUGE}", "string", "object", "date", "(", "a+"]),
     lambda inner: (
         st.lists(inner, max_size=3)
