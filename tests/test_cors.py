@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.transport.cors import Cors
+from antiphon.transport.cors import Cors, loopback
 
 PAGE = "https://page.example"
 
@@ -57,3 +57,14 @@ def test_without_a_key_all_means_pages_of_this_machine(origin: str, may: bool):
     assert cors.allows(origin) is may
     assert ("Access-Control-Allow-Origin" in cors.headers(origin)) is may
     assert Cors("*, https://page.example", local=lambda: True).allows("https://page.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        *(("localhost", True), ("127.0.0.1:8080", True), ("[::1]:8080", True), ("app.localhost:1", True)),
+        *(("evil.example:8080", False), ("192.168.1.2", False), ("[::1", False), ("", False)),
+    ],
+)
+def test_a_host_of_this_machine(host: str, ours: bool):
+    assert loopback(f"//{host}") is ours

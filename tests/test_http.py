@@ -23,6 +23,7 @@ from antiphon.transport.http import (
     refused,
     sse,
     sse_error,
+    validated,
 )
 
 
@@ -426,3 +427,20 @@ def test_every_error_says_how_to_be_answered() -> None:
         kinds += kind.__subclasses__()
         assert 400 <= kind.status < 600
         assert isinstance(kind.type, str)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": [{}] * 60_000},
+        {"logit_bias": {str(n): 0 for n in range(9000)}},
+        {"a": [[[]] * 20_000] * 3},
+    ],
+)
+def test_a_body_of_more_parts_than_anybody_means_is_refused_unread(value: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="more than"):
+        validated(value, Anything)
+
+
+class Anything(BaseModel):
+    model_config = ConfigDict(extra="allow")

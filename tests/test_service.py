@@ -440,7 +440,7 @@ async def test_a_client_that_never_reads_is_cut_off(caplog: pytest.LogCaptureFix
         host, port = url.removeprefix("ws://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         body = json.dumps(long).encode()
-        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
         async with http(url) as other:

@@ -17,10 +17,10 @@ MAX_TOKENS = 16
 """OpenAI's default."""
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = Annotated[list[Token], Field(min_length=1, max_length=2**17)]
+Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=2**17)]
 """At most the largest `llm.context`."""
-Prompts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-TokenPrompts = Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+Prompts = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+TokenPrompts = Annotated[list[Tokens], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
 
 
 class CompletionBody(Generation):

@@ -7,6 +7,7 @@ not name its origin. Keys travel in headers, never in cookies, so no answer spea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 METHODS = "GET, POST, DELETE, HEAD, OPTIONS"
@@ -39,7 +40,7 @@ class Cors:
         self._allowed = frozenset(origin.strip().rstrip("/") for origin in allowed.split(",")) - {""}
 
     def allows(self, origin: str) -> bool:
-        if "*" in self._allowed and (not self._local() or _loopback(origin)):
+        if "*" in self._allowed and (not self._local() or loopback(origin)):
             return True
         return origin in self._allowed
 
@@ -70,8 +71,10 @@ class Cors:
         }
 
 
-def _loopback(origin: str) -> bool:
+def loopback(origin: str) -> bool:
+    """Whether an origin, or a host after "//", is this machine's alone."""
     try:
-        return urlsplit(origin).hostname in ("localhost", "127.0.0.1", "::1")
+        name = urlsplit(origin).hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or ip_address(name).is_loopback
     except ValueError:  # "http://[::1": anybody may send anything
         return False

@@ -25,7 +25,9 @@ MOST_IDS = 2**17
 """Tokens of one text in a body; the model's own limit is lower, and says so."""
 
 Text = Annotated[str, Field(min_length=1)]
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=MOST_IDS)]
+Ids = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True, min_length=1, max_length=MOST_IDS)
+]
 Several = Field(min_length=1, max_length=MOST_INPUTS)
 
 

@@ -63,6 +63,12 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a character, as JSON escapes it; alone it is no text, and nothing further in could take it."""
 
 
+MOST_PARTS = 16_384
+"""Objects and arrays in a body."""
+MOST_MEMBERS = 8192
+"""Of one object in a body."""
+
+
 class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
@@ -200,12 +206,35 @@ def validated(value: Any, model: type[Model]) -> Model:
     """A JSON value as a model. Raises BadRequest that names the member."""
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_type")
+    _measured(value)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise refusal(error, value) from error
     except RecursionError as error:
         raise BadRequest("The body is nested too deeply.") from error
+
+
+def _measured(value: Any) -> None:
+    """Raises BadRequest for more than anybody means: each wrong member of a body is a fault that is gathered, and
+    a megabyte of them takes a gigabyte.
+    """
+    parts = 0
+    left: list[Any] = [value]
+    while left:
+        part = cast("dict[str, Any] | list[Any]", left.pop())
+        parts += 1
+        if isinstance(part, dict) and len(part) > MOST_MEMBERS:
+            raise BadRequest(
+                f"An object of the body has more than {MOST_MEMBERS} members.", code="invalid_value"
+            )
+        left += [
+            member
+            for member in (part.values() if isinstance(part, dict) else part)
+            if isinstance(member, dict | list)
+        ]
+        if parts + len(left) > MOST_PARTS:
+            raise BadRequest(f"The body has more than {MOST_PARTS} objects and arrays.", code="invalid_value")
 
 
 def refusal(error: ValidationError, value: Any) -> BadRequest:

@@ -34,7 +34,7 @@ from ..pipeline.logs import where
 from ..pipeline.metrics import BUCKETS, Metrics
 from ..pipeline.settings import HttpSettings
 from .auth import Client, Gate, presented
-from .cors import Cors
+from .cors import Cors, loopback
 from .http import CLIENT, ClientGone, Endpoint, refused
 
 CLIENT_GONE = 499
@@ -249,12 +249,26 @@ class Surface:
         return endpoint, Request(scope, receive)
 
     async def _let_in(self, request: Request, answer: _Answer) -> None:
-        """Who asks becomes known. Raises Unauthorized, RateLimited."""
+        """Who asks becomes known. Raises Unauthorized, Forbidden, RateLimited."""
+        if not self._gate.required:
+            self._from_here(request.headers)
         client = request.scope[CLIENT] = await self._gate.enter(presented(request.headers))
         try:
             client.meter.request(client.now())
         finally:
             answer.headers.update(client.meter.headers(client.now()))
+
+    def _from_here(self, headers: Headers) -> None:
+        """Without a key the machine's own programs may ask, and no page of the web: a simple request needs no
+        preflight, and a name that was bound anew to this machine makes its answers readable. Raises Forbidden.
+        """
+        if (origin := headers.get("origin")) is not None and not self._cors.allows(origin):
+            raise Forbidden(f"Pages of {origin[:LONGEST]} may not ask here (http.cors_origins).")
+        if (host := headers.get("host")) is not None and not loopback(f"//{host}"):
+            raise Forbidden(
+                f"Without an API key this server answers to localhost and 127.0.0.1, not to {host[:LONGEST]}; "
+                "`antiphon keys add NAME` makes a key."
+            )
 
     @contextmanager
     def _room(self, endpoint: Endpoint) -> Generator[None, None, None]:

@@ -53,7 +53,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=MOST_TOKENS)]
+    tokens: Annotated[list[int], Field(fail_fast=True, max_length=MOST_TOKENS)]
 
 
 class DetokenizeAnswer(BaseModel):
