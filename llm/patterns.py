@@ -27,7 +27,7 @@ def refusal(pattern: str) -> str:
         said = messages[0].rpartition("error: ")[2] or "it is no regular expression"
         return " ".join(said.partition("\n   1 |")[0].split()).rstrip(".")
     if _escaped(pattern):
-        return "a quotation mark, backslash or control character is only supported in a class that is not negated"
+        return "a quotation mark, backslash or control character is only supported in a class of several, not negated"
     return ""
 
 
@@ -37,7 +37,7 @@ def _escaped(pattern: str) -> bool:
     while at < len(pattern):
         if pattern[at] == "[":
             end, named = _class(pattern, at)
-            if named and pattern.startswith("[^", at):
+            if named and (pattern.startswith("[^", at) or _single(pattern[at + 1 : end - 1])):
                 return True
             at = end
             continue
@@ -45,6 +45,16 @@ def _escaped(pattern: str) -> bool:
         if code is not None and _special(code, code):
             return True
     return False
+
+
+def _single(members: str) -> bool:
+    """Whether a class has one character alone, which the library takes for that character by itself."""
+    found: set[int | None] = set()
+    at = 0
+    while at < len(members):
+        code, at = _character(members, at)
+        found.add(code)
+    return len(found - {ord("-")}) <= 1
 
 
 def _class(pattern: str, at: int) -> tuple[int, bool]:

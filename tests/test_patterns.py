@@ -96,6 +96,10 @@ def test_what_is_no_pattern_or_not_supported_is_refused(pattern: str) -> None:
         ("é\x7f", True),
         (r"\x{41}", False),
         (r"\x{22}", True),
+        (r'["]', True),
+        (r'["-"]', True),
+        (r'a[""]', True),
+        (r'["a]', False),
     ],
 )
 def test_every_spelling_of_a_character_is_read(pattern: str, refused: bool) -> None:
