@@ -27,7 +27,7 @@ def refusal(pattern: str) -> str:
         said = messages[0].rpartition("error: ")[2] or "it is no regular expression"
         return " ".join(said.partition("\n   1 |")[0].split()).rstrip(".")
     if _escaped(pattern):
-        return "a quotation mark, backslash or control character is only supported in a class of several, not negated"
+        return "a quotation mark, backslash or control character is only supported in a class of several"
     return ""
 
 
