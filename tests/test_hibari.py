@@ -17,7 +17,20 @@ from hypothesis import strategies as st
 from antiphon.pipeline.errors import BadRequest, EngineFailed, SettingsError, WeightsError
 from antiphon.pipeline.events import Samples
 from antiphon.tts.base import Synthesizer, Voice
-from antiphon.tts.hibari import HEAD, LONGEST, MODEL, PAUSES, RUN_ON, SAMPLE_RATE, Hibari, cut, load, shaped
+from antiphon.tts.hibari import (
+    HEAD,
+    LONGEST,
+    LONGEST_TEXT,
+    MODEL,
+    PAUSES,
+    RUN_ON,
+    SAMPLE_RATE,
+    Hibari,
+    cut,
+    load,
+    readable,
+    shaped,
+)
 
 HEART = Voice("heart")
 QUIET = 10 ** (-50 / 20)
@@ -247,3 +260,52 @@ async def test_a_sentence_without_end_is_spoken_piece_by_piece(voice: Hibari, te
                 break
     assert chunks == 4
     assert max(sizes) <= 2 * LONGEST
+
+
+@pytest.mark.parametrize(
+    "text", ["a-" * 2000, "9" * 4096, "1," * 2000, "x" + "1," * 2000, "ABCD" * 1000, "word " * 800]
+)
+def test_what_is_read_at_once_is_short_and_in_order(text: str) -> None:
+    parts = list(readable(text))
+    assert "".join("".join(parts).split()) == text.replace(" ", "")
+    assert max(map(len, parts)) <= LONGEST_TEXT
+    words = [word for part in parts for word in part.split()]
+    assert max(map(len, words)) <= 61
+    assert all(sum(map(str.isdigit, word)) <= 27 for word in words)
+    assert not any(word.startswith(",") for word in words)
+
+
+@pytest.mark.parametrize(
+    "text", ["Hello there.", f"She paid $1,234,567.89 at {'a' * 58}.", "It is 3.14159265358979, or so."]
+)
+def test_a_usual_sentence_is_read_whole(text: str) -> None:
+    assert list(readable(text)) == [text]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["0123456789" * 410, "1," * 2000, "ABCD" * 1000, "a-" * 500])
+async def test_all_of_an_endless_sentence_is_said_in_order(
+    own_voice: Hibari, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is asked for its first pieces only, to be quick; a tone stands for the rest."""
+    model = own_voice._model
+    asked: list[list[int]] = []
+    runs: list[int] = []
+    from_ids, run = model.from_ids, own_voice._worker._run
+
+    def said(ids: list[int], *more: Any) -> Samples:
+        asked.append(ids)
+        return from_ids(ids, *more) if len(asked) < 3 else np.full(2400, 0.1, np.float32)
+
+    def counted(batch: Any) -> Any:
+        runs.append(len(batch))
+        return run(batch)
+
+    monkeypatch.setattr(model, "from_ids", said)
+    monkeypatch.setattr(own_voice._worker, "_run", counted)
+    chunks = await say(own_voice, text)
+    assert all(np.abs(samples).max() > 0.01 for samples in chunks)
+    assert len(chunks) == len(asked) == sum(runs) == len(runs)
+    assert max(map(len, asked)) <= LONGEST + 2
+    whole = [model.ids(p)[1:-1] for part in readable(text) for p in model.phonemize(part)]
+    assert [i for ids in asked for i in ids[1:-1]] == [i for ids in whole for i in ids]

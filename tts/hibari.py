@@ -51,6 +51,12 @@ LONGEST = 400
 call took 20 s and 5 GB. People's sentences stay below."""
 LONGEST_TEXT = 600
 """Characters that are read at once."""
+LONG_WORD = re.compile(r"\S{60}[,.;:!?]?(?=\S)")
+"""The reader's time grows with the cube of what it takes for one word: 600 characters of "a-a-a-" take half a
+minute, as words of 60 a third of a second."""
+LONG_NUMBER = re.compile(r"\d(?:[,.]?\d){26}[,.]?(?=[,.]?\d)")
+"""The reader fails at numbers of more than 36 digits; parts of 27 are whole groups of three. Both take a mark
+that follows along, for the reader joins what a space parts from a mark after it."""
 SEED = 0
 WARM_UP = "Zyqvora is ready."
 """Holds a word of no dictionary, so the reader's network for such words is loaded as well."""
@@ -130,7 +136,7 @@ class Hibari:
         self, text: str, speed: float, owner: str, deadline: float
     ) -> AsyncGenerator[Samples, None]:
         for sentence in self._model.split_sentences(text):
-            for piece in cut(sentence, LONGEST_TEXT):
+            for piece in readable(sentence):
                 work: _Work | None = _Work(piece, speed)
                 while work is not None:
                     said = await self._worker.submit(work, owner=owner, deadline=deadline)
@@ -178,6 +184,12 @@ class Hibari:
         last = "" if rest else work.text.rstrip("\"'”’)] ")[-1:]
         samples = shaped(np.concatenate(parts), PAUSES.get(last, RUN_ON))
         return _Said(faster(samples, SAMPLE_RATE, work.speed / pace), rest)
+
+
+def readable(sentence: str) -> Iterator[str]:
+    """What is read at once, in order: the sentence itself, unless it or a word or number of it is too long."""
+    parted = LONG_NUMBER.sub(r"\g<0> ", sentence)
+    return cut(LONG_WORD.sub(r"\g<0> ", parted), LONGEST_TEXT)
 
 
 def cut(text: str, longest: int) -> Iterator[str]:
