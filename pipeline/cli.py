@@ -20,14 +20,13 @@ from pathlib import Path
 from . import logs
 from .errors import AntiphonError, SetupError
 from .settings import Settings, describe, resolve, to_toml
+from .threads import calm_openmp
 from .weights import WeightStore
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. argv: without the program's name, None for sys.argv's."""
-    # llama.cpp's OpenMP threads spin while they wait, and take the cores from each other when there are few.
-    # The variable is read when the library loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    calm_openmp()
     args = _parser().parse_args(argv)
     try:
         settings, origins = resolve(args.config, overrides=args.overrides)

@@ -607,13 +607,13 @@ class Session:
     # --- the engines ------------------------------------------------------------------------------------
 
     def _partly_heard(self, turn: OpenTurn) -> None:
-        # All words but the last, not only the agreed ones: a wrong guess costs the cache a few tokens, a right
-        # one saves them when the turn ends.
+        # All words, not only the agreed ones: a wrong guess costs a few tokens while the user still speaks, a
+        # right one saves them when the turn ends.
         if self._machine.doubt and self._turn is turn:
             if self._interrupts(turn.utterance.text, whole=False):
                 self._happen(Interrupted())
             return
-        words, _, _ = turn.utterance.text.rpartition(" ")
+        words = turn.utterance.text
         if words and self._turn is turn and self._machine.floor is Floor.SPEAKING:
             self._bring([*self._history_messages(), Message("user", words)])
 

@@ -192,11 +192,13 @@ def test_no_model_library_is_loaded_before_it_is_needed_and_its_threads_will_not
     code = (
         "import os, sys; from antiphon.pipeline.cli import main; main(['config', '--json']);"
         "print(sorted({'ctranslate2', 'xllamacpp', 'onnxruntime', 'numpy', 'starlette'} & set(sys.modules)));"
-        "print(os.environ['OMP_WAIT_POLICY'])"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    }
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert ended.stdout.splitlines()[1:] == ["[]", "passive"], ended.stderr
+    assert ended.stdout.splitlines()[1:] == ["[]", "passive 300"], ended.stderr
 
 
 def test_log_lines(capsys) -> None:

@@ -26,6 +26,7 @@ def test_openmp_is_told_to_sleep_before_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "300")
     monkeypatch.setenv("OMP_WAIT_POLICY", "")
     monkeypatch.delenv("OMP_WAIT_POLICY") if before is None else monkeypatch.setenv("OMP_WAIT_POLICY", before)
     monkeypatch.setattr(engine_module, "_mapped", lambda library: False)

@@ -1,11 +1,12 @@
 """Blocking calls that somebody stops waiting for."""
 
 import asyncio
+import os
 import threading
 
 import pytest
 
-from antiphon.pipeline.threads import to_the_end
+from antiphon.pipeline.threads import calm_openmp, to_the_end
 
 
 async def test_a_call_gives_its_result_or_its_error() -> None:
@@ -32,3 +33,22 @@ async def test_who_is_cancelled_waits_for_the_thread() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
+
+
+@pytest.mark.parametrize(
+    ("policy", "spins", "expected"),
+    [
+        (None, None, ("passive", "300")),
+        (None, "7", ("passive", "7")),
+        ("active", None, ("active", None)),
+    ],
+)
+def test_openmp_waits_as_the_operator_says_else_it_spins_for_a_moment(
+    policy: str | None, spins: str | None, expected: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("OMP_WAIT_POLICY", policy), ("GOMP_SPINCOUNT", spins)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    calm_openmp()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == expected

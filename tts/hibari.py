@@ -5,7 +5,7 @@ A clause is spoken sentence by sentence, each one piece of work for the model's 
 drops the sentences not begun. Reading (grapheme to phoneme) runs on that thread too.
 
 The model surrounds every utterance with silence: 240 to 320 ms before (heard as latency) and 270 to 490 ms
-after. Both are cut at -50 dBFS: to 20 ms before, and after to the pause its last mark asks for,
+after. Both are cut at -50 dBFS: to 10 ms before, and after to the pause its last mark asks for,
 with 5 ms fades, so clauses follow each other as within one utterance, without a click.
 
 The model gives every phoneme a whole number of frames, so it cannot hurry beyond twice its own pace, and misses
@@ -64,7 +64,7 @@ WARM_UP = "Zyqvora is ready."
 FASTEST = 1.5
 """Pace up to which the model is asked; the lengths come out within a few hundredths there."""
 
-HEAD = 0.02
+HEAD = 0.01
 FADE = 0.005
 PAUSES = {".": 0.2, "!": 0.2, "?": 0.2, "…": 0.25, ",": 0.12, ";": 0.12, ":": 0.12, "—": 0.12}
 RUN_ON = 0.04

@@ -7,8 +7,8 @@ object that weighs the two: the first clause may be short, later ones run to the
     end of block, sentence   always                              always
     , ; : and dashes         from 2 words on ("Yes," waits)      from 60 characters on, or from as many
                                                                  as were spoken before, if that is less
-    before a joint word      from 5 words on                     never
-    any other word           from 8 words on                     from 200 characters on
+    before a joint word      from 3 words on                     never
+    any other word           from 5 words on                     from 200 characters on
 
 The middle rule of the last column keeps the sound whole: a model writes a few times faster than a voice
 speaks, so what plays now covers the making of a next clause about as long as itself.
@@ -33,8 +33,8 @@ from typing import Literal
 from .spoken import spoken
 
 FIRST_PHRASE = 2
-FIRST_JOINT = 4
-FIRST_WORDS = 6
+FIRST_JOINT = 3
+FIRST_WORDS = 5
 """Words from which the first clause may end at punctuation, before a joint word, at any word."""
 
 CLAUSE_CHARACTERS = 60
