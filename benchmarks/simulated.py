@@ -155,7 +155,7 @@ class SimulatedChat:
             yield self._deltas(request)
         finally:
             took = asyncio.get_running_loop().time() - began
-            self._report(Service("llm", 0.0, took, 1, request.limits.max_tokens != 0))
+            self._report(Service("llm", 0.0, took, 1, not request.background))
 
     async def _deltas(self, request: ChatRequest) -> AsyncIterator[Delta]:
         await asyncio.sleep(self._times.first)

@@ -77,7 +77,8 @@ class Limits:
 class ChatRequest:
     """One answer to messages. owner names the conversation, for cancelling and prefix reuse.
 
-    template: further variables of the model's chat template (`enable_thinking`, ...).
+    template: further variables of the model's chat template (`enable_thinking`, ...). background: nobody waits
+    for it; it comes after what somebody waits for.
     """
 
     messages: Sequence[Message]
@@ -86,16 +87,18 @@ class ChatRequest:
     sampling: Sampling = Sampling()
     tools: ToolUse = field(default_factory=ToolUse)
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One continuation of a prompt: text, or token ids."""
+    """One continuation of a prompt: text, or token ids. background: as in ChatRequest."""
 
     prompt: str | Sequence[int]
     owner: str
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
+    background: bool = False
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]

@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the engine is to do, and how its answer is read. param: what the prompt came from."""
+    """What the engine is to do, and how its answer is read. param: what the prompt came from.
+
+    background: nobody waits for it.
+    """
 
     prompt: str | Sequence[int]
     limits: Limits
@@ -35,6 +38,7 @@ class Job:
     grammar: str | None = None
     guard: Guard | None = None
     param: str = "messages"
+    background: bool = False
 
     def body(self, slot: int, context: int) -> dict[str, Any]:
         limits, sampling = self.limits, self.sampling

@@ -24,10 +24,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from bisect import insort
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +82,8 @@ class LlamaCpp:
     ) -> None:
         self._capacity = waiting
         self._slots = Slots(slots)
-        self._waiting: list[tuple[str, asyncio.Future[int]]] = []
+        self._waiting: list[tuple[bool, str, asyncio.Future[int]]] = []
+        """Whether nobody waits for it, who asked, and their seat; those that somebody waits for first."""
         self._calls: dict[Call, asyncio.Future[None]] = {}
         self._report: Callable[[Service], None] = lambda service: None
         self._closing = asyncio.Lock()
@@ -123,7 +126,7 @@ class LlamaCpp:
             parser = ToolParser(names, new_id=_call_id, bare=bare, parallel=use.parallel)
         splitter = None if thoughts == "none" else ThinkingSplitter(inside=thoughts == "begun")
         reading = Reading(limits.stop, thinking=splitter, tools=parser)
-        job = Job(prompt, limits, request.sampling, reading, form, guard)
+        job = Job(prompt, limits, request.sampling, reading, form, guard, background=request.background)
         async with self._run(job, request.owner) as call:
             yield call
 
@@ -138,7 +141,9 @@ class LlamaCpp:
         self._room.check(prompt, "prompt")
         form, guard = await self._guarded(request.limits, ToolUse(), "none")
         reading = Reading(request.limits.stop)
-        job = Job(prompt, request.limits, request.sampling, reading, form, guard, "prompt")
+        job = Job(
+            prompt, request.limits, request.sampling, reading, form, guard, "prompt", request.background
+        )
         async with self._run(job, request.owner) as call:
             yield call
 
@@ -184,7 +189,7 @@ class LlamaCpp:
         return len(self._waiting)
 
     def watch(self, report: Callable[[Service], None]) -> None:
-        """Tell `report` of every request that had a slot, from now on. Prefills are not urgent."""
+        """Tell `report` of every request that had a slot, from now on. The background is not urgent."""
         self._report = report
 
     async def aclose(self) -> None:
@@ -193,7 +198,7 @@ class LlamaCpp:
             if self._engine is None:
                 return
             engine, self._engine = self._engine, None
-            for _, seat in self._waiting:
+            for _, _, seat in self._waiting:
                 if not seat.done():
                     seat.set_exception(_closed())
             for call in self._calls:
@@ -253,7 +258,7 @@ class LlamaCpp:
     async def _run(self, job: Job, owner: str) -> AsyncGenerator[Call]:
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        slot = await self._seat(owner)
+        slot = await self._seat(owner, job.background)
         began = loop.time()
         call = Call(loop, job)
         self._calls[call] = loop.run_in_executor(
@@ -265,17 +270,17 @@ class LlamaCpp:
             try:
                 await _to_the_end(self._free(call, slot))
             finally:
-                urgent = job.limits.max_tokens != 0
-                self._report(Service("llm", began - asked, loop.time() - began, 1, urgent))
+                self._report(Service("llm", began - asked, loop.time() - began, 1, not job.background))
 
-    async def _seat(self, owner: str) -> int:
-        """A slot for this owner, in order of asking among those who could sit."""
+    async def _seat(self, owner: str, background: bool = False) -> int:
+        """A slot for this owner, in order of asking among those who could sit, the background last."""
         self._running()
         seat: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((owner, seat))
+        entry = background, owner, seat
+        insort(self._waiting, entry, key=itemgetter(0))
         self._assign()
         if not seat.done() and len(self._waiting) > self._capacity:
-            self._waiting.pop()
+            self._waiting.remove(entry)
             raise Overloaded(
                 f"{self._capacity} requests wait for the language model already; try again later"
             )
@@ -287,13 +292,14 @@ class LlamaCpp:
                 self._assign()
             raise
         finally:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not seat]
+            self._waiting = [entry for entry in self._waiting if entry[2] is not seat]
 
     def _assign(self) -> None:
-        for owner, seat in list(self._waiting):
+        for entry in list(self._waiting):
+            _, owner, seat = entry
             if not seat.done() and (slot := self._slots.take(owner)) is not None:
                 seat.set_result(slot)
-                self._waiting.remove((owner, seat))
+                self._waiting.remove(entry)
 
     async def _free(self, call: Call, slot: int) -> None:
         """Have the engine let go of a call, and give its slot to who waits."""

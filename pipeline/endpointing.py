@@ -100,6 +100,11 @@ def dictating(text: str) -> bool:
     return 3 <= count < 10
 
 
+def _words(text: str) -> list[str]:
+    """For comparing: case and marks aside."""
+    return re.findall(r"\w+", text.casefold())
+
+
 class EndOfTurn:
     """Asks the model for one conversation. owner: as in its `ChatRequest`s, so its cache is used.
 
@@ -109,30 +114,59 @@ class EndOfTurn:
     def __init__(self, model: TextModel | None, owner: str) -> None:
         self._model = model
         self._owner = owner
+        self._known: tuple[Sequence[Message], list[str], float] | None = None
+        """What was brought last: the history, the bare words after it, and the probability there."""
+
+    async def bring(self, history: Sequence[Message], text: str, tools: ToolUse = NO_TOOLS) -> bool:
+        """Have the model read the words so far, in the background; `probability` of the same words then needs
+        nothing more of it. False, and nothing done, without a model. Raises nothing; cancelling frees it."""
+        bare = text.rstrip(MARKS)
+        if self._model is None or not bare:
+            return False
+        try:
+            found = await self._asked(self._model, history, bare, tools, background=True)
+            self._known = history, _words(bare), found
+        except AntiphonError as error:
+            log.debug("the words so far were not read: %s", error)
+        except Exception as error:
+            log.error("having the model read the words so far failed: %s", where(error))
+        return True
 
     async def probability(self, history: Sequence[Message], text: str, tools: ToolUse = NO_TOOLS) -> float:
         """That the turn is over after these words of the user. history, tools: the prompt before them.
 
-        Takes the conversation's slot of the model for a token. Cancelling frees it. Raises nothing: without
-        an answer within TIMEOUT the rules decide.
+        Takes the conversation's slot of the model for a token, unless the same words, case and marks aside,
+        were brought last. Cancelling frees it. Raises nothing: without an answer within TIMEOUT the rules decide.
         """
         found = from_rules(text)
         bare = text.rstrip(MARKS)
-        if self._model is not None and bare:
+        if self._known is not None and self._known[:2] == (history, _words(bare)):
+            found = self._known[2]
+        elif self._model is not None and bare:
             try:
                 async with asyncio.timeout(TIMEOUT):
-                    found = await self._asked(self._model, [*history, Message("user", bare)], bare, tools)
+                    found = await self._asked(self._model, history, bare, tools)
             except (AntiphonError, TimeoutError) as error:
                 log.debug("no probability of an end from the model: %s", type(error).__name__)
             except Exception as error:
                 log.error("asking the model for the end of a turn failed: %s", where(error))
         return min(found, 0.4) if dictating(text) else found
 
-    async def _asked(self, model: TextModel, messages: Sequence[Message], bare: str, tools: ToolUse) -> float:
+    async def _asked(
+        self,
+        model: TextModel,
+        history: Sequence[Message],
+        bare: str,
+        tools: ToolUse,
+        *,
+        background: bool = False,
+    ) -> float:
+        messages = [*history, Message("user", bare)]
         prompt = await model.render(ChatRequest(messages, self._owner, tools=tools))
         at = prompt.rindex(bare) + len(bare)
         limits = Limits(max_tokens=1, logprobs=ALTERNATIVES)
-        async with model.complete(TextRequest(prompt[:at], self._owner, limits)) as deltas:
+        request = TextRequest(prompt[:at], self._owner, limits, background=background)
+        async with model.complete(request) as deltas:
             async for delta in deltas:
                 for sampled in delta.logprobs:
                     return from_model((token, logprob) for token, logprob, _ in sampled.top)

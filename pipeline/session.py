@@ -150,10 +150,10 @@ class Session:
         self._machine = TurnMachine(config.turn or TurnPolicy())
         self._ear = Ear(engines, self.id)
         self._scribe = Scribe(engines, self.id, settings.asr.partial_interval, self._spawn)
-        self._prefill = Prefill(engines.chat, self.id, self._spawn)
         self._asides = Asides(self._spawn, self._begin_aside)
         self._idle = Idle()
         self._end_of_turn = EndOfTurn(engines.text, self.id)
+        self._prefill = Prefill(engines.chat, self.id, self._spawn, self._end_of_turn)
         self._detector = SpeechDetector(min_speech=settings.vad.min_speech)
         self._tune_detector()
         self._turn: OpenTurn | None = None
@@ -180,7 +180,7 @@ class Session:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 self._spawn(self._listen(), "listen")
-                self._bring(self._history_messages())
+                self._bring()
                 await self._closing.wait()
                 for reply in list(self._replies.values()):
                     reply.cancel("closed")
@@ -301,7 +301,7 @@ class Session:
         if manual_changes:
             self._detector.reset()
         self._happen(ClientCleared(self._ear.at) if manual_changes else PromptChanged())
-        self._bring(self._history_messages())
+        self._bring()
 
     def _tune_detector(self) -> None:
         # Speech that goes on after a pause is the same turn's for as long as the gate may be shut.
@@ -615,7 +615,7 @@ class Session:
             return
         words = turn.utterance.text
         if words and self._turn is turn and self._machine.floor is Floor.SPEAKING:
-            self._bring([*self._history_messages(), Message("user", words)])
+            self._bring(words)
 
     async def _decode_final(self, turn: OpenTurn, revision: int) -> None:
         text = ""
@@ -647,9 +647,9 @@ class Session:
             self._echoes = not wanted and echo(text, said)
         return wanted
 
-    def _bring(self, prompt: list[Message]) -> None:
+    def _bring(self, words: str = "") -> None:
         if self._settings.llm.prefill and self.config.answers and not self._replies:
-            self._prefill.bring(prompt, self.config.tools)
+            self._prefill.bring(self._history_messages(), words, self.config.tools)
 
     # --- small things -----------------------------------------------------------------------------------
 

@@ -126,3 +126,28 @@ async def test_an_answer_that_takes_too_long_is_not_waited_for(monkeypatch: pyte
 async def test_a_number_that_is_being_dictated_is_waited_for() -> None:
     sure = Model((".", 1.0))
     assert await EndOfTurn(sure, "me").probability(HISTORY, "My number is 555.") <= 0.4
+
+
+async def test_words_that_were_brought_are_not_asked_for_again() -> None:
+    model = Model((".", 0.6), (" and", 0.4))
+    end = EndOfTurn(model, "me")
+    assert await end.bring(HISTORY, "Is it noon")
+    assert model.asked[0].background
+    assert await end.probability(HISTORY, "is it, noon?") == pytest.approx(calibrated(0.6))
+    assert len(model.asked) == 1
+    await end.probability(HISTORY, "Is it noon now?")
+    await end.probability(HISTORY[:1], "Is it noon")
+    assert [request.background for request in model.asked] == [True, False, False]
+
+
+@pytest.mark.parametrize("model", [Model(error=Overloaded("full")), Model(error=RuntimeError("a bug"))])
+async def test_words_that_could_not_be_brought_are_asked_for(model: Model) -> None:
+    end = EndOfTurn(model, "me")
+    assert await end.bring(HISTORY, "I want to")
+    model.error, model.top = None, Model((".", 1.0)).top
+    assert await end.probability(HISTORY, "I want to") == pytest.approx(calibrated(1.0))
+
+
+async def test_without_a_model_or_words_nothing_is_brought() -> None:
+    assert not await EndOfTurn(None, "me").bring(HISTORY, "Is it noon")
+    assert not await EndOfTurn(Model((".", 1.0)), "me").bring(HISTORY, "...")

@@ -216,6 +216,20 @@ async def test_being_cancelled_while_waiting_leaves_no_trace(small: LlamaCpp, en
     assert len(engine.bodies) == 6
 
 
+async def test_who_is_waited_for_is_seated_before_the_background(small: LlamaCpp) -> None:
+    slot, _ = await small._seat("a"), await small._seat("b")
+    useful = asyncio.create_task(small._seat("c", background=True))
+    await asyncio.sleep(0)
+    urgent = asyncio.create_task(small._seat("d"))
+    await asyncio.sleep(0)
+    small._slots.give(slot)
+    small._assign()
+    assert await urgent == slot
+    assert not useful.done()
+    useful.cancel()
+    await asyncio.wait([useful])
+
+
 async def test_a_seat_given_to_who_is_cancelled_in_that_moment_is_not_lost(small: LlamaCpp) -> None:
     slot, _ = await small._seat("a"), await small._seat("b")
     late = asyncio.create_task(small._seat("c"))
