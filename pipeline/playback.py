@@ -29,6 +29,11 @@ class Playback:
         """Seconds heard so far."""
         return 0.0 if self._started is None else min(self.sent, max(0.0, now - self._started))
 
+    def caught_up(self, now: float, seconds: float) -> None:
+        """The client was away: it has `seconds` of the audio, and gets the rest from now on."""
+        if self._started is not None:
+            self._started = max(self._started, now - seconds)
+
     def wait(self, now: float, lead: float) -> float:
         """Seconds to wait before sending more, so that at most `lead` seconds are unplayed."""
         return max(0.0, self.sent - self.position(now) - lead)

@@ -149,6 +149,10 @@ class Reply:
         """Seconds of audio that the client has and has not played."""
         return self._playback.wait(self._now(), 0.0)
 
+    def caught_up(self, seconds: float) -> None:
+        """The client was away, and has `seconds` of the audio; it hears the rest from now on."""
+        self._playback.caught_up(self._now(), seconds)
+
     def release(self) -> None:
         """Open the gate: the response exists for the client from here on."""
         self.released = True

@@ -160,6 +160,8 @@ class Session:
         self._last_turn: OpenTurn | None = None
         self._turns = 0
         self._replies: dict[int, Reply] = {}
+        self._last_reply: Reply | None = None
+        """That ended, and may be playing still."""
         self._asked: CreateResponse | None = None
         self._command_id: str | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -203,6 +205,14 @@ class Session:
     def outputs(self) -> AsyncIterator[Output]:
         """What the client is to be told, in order, audio paced; ends with the session. One reader."""
         return self._outbox.read()
+
+    def caught_up(self, item_id: str, seconds: float) -> None:
+        """The client was away. Of this item's sound it has `seconds`, and hears what follows from now on."""
+        for reply in [*self._replies.values(), *([self._last_reply] if self._last_reply else [])]:
+            if reply.item_id == item_id:
+                reply.caught_up(seconds)
+                if reply is self._last_reply and self._machine.playing:
+                    self._tail = self._tail[0], self._now() + reply.unplayed + TAIL
 
     async def drain(self, seconds: float) -> None:
         """Take no new turn, and wait until the running reply has ended, at most `seconds`."""
@@ -582,6 +592,7 @@ class Session:
             if reply.revision > 0:
                 self._idle.begin(self._ear.at + left)
             self._tail = reply.said, self._now() + left + TAIL
+            self._last_reply = reply
             self._happen(ResponseEnded(reply.revision, playing=left > 0))
         else:
             self._count_discarded(reply, 0.0)

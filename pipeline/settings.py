@@ -119,6 +119,13 @@ class SessionSettings(_Section):
     max_seconds: float = Field(
         default=3600.0, ge=1, le=86_400, description="Longest conversation, in seconds."
     )
+    resume_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        le=3600,
+        description="Seconds for which a session waits for a lost client that asked for it (?resume=true); "
+        "0 for none.",
+    )
     max_items: int = Field(default=1000, ge=2, le=100_000, description="Items a conversation may hold.")
     max_utterance_seconds: float = Field(
         default=120.0, ge=1, le=600, description="Longest turn of the user, in seconds of audio."
